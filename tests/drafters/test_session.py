@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from drafttree.core.candidates import Candidates
 from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.language_model import LanguageModelSession
+from drafttree.drafters.lookup import SuffixDrafter
+from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.session import MOST_MISSED, MOST_PASSES, Frontier, LateReader, draft_expand, draft_root
 from drafttree.models import TargetModel
+from drafttree.models.segment import causal
 from helpers.drafter_kinds import DRAFTERS, drafter_of, random_states, random_text
+from testing.toy import ToyDrafter
 
 MOST_LEVELS, CPU = 3, torch.device("cpu")
 
@@ -320,3 +325,17 @@ def test_what_waits_does_not_keep_the_pass_of_all_requests_in_memory():
     ]
     kept = {states.untyped_storage().data_ptr(): states.untyped_storage().nbytes() for _, states in told}
     assert sum(kept.values()) <= whole.nbytes + 2 * 2 * MOST_PASSES * 8 * 4
+
+
+def test_a_mixture_in_a_mixture_drafts_by_its_own_choice():
+    lookups = [SuffixDrafter(8) for _ in range(2)]
+    outer = MixedDrafter(lookups[0], MixedDrafter(lookups[1], ToyDrafter(lambda context: [1.0] * 8)))
+    session = outer.start([1, 2], 8)
+    assert session.choose(1).mixes
+    assert not session.choose(0).mixes
+
+
+def test_a_long_chains_visibility_is_not_kept():
+    assert causal(512) is causal(512)
+    assert causal(513) is not causal(513)
+    assert (causal(513) == np.tri(513, dtype=bool)).all()

@@ -2,6 +2,7 @@
 
 import re
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import GPT2Config, MistralConfig
 
 import drafttree
 from drafttree import Decoder
+from drafttree.drafters.base import Session
 from drafttree.engine.batching import Engine
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
@@ -115,6 +117,25 @@ def test_the_end_of_a_drafters_context_is_told(caplog):
     assert (text.metrics.collapsed_texts, told(caplog)) == (1, [line])
     for options in ({"max_new_tokens": 22}, {"max_new_tokens": 60, "speculate": False}):
         assert (decoder.generate([1, 2], **options).metrics.collapsed_texts, told(caplog)) == (0, [])
+
+
+def test_so_it_is_of_a_session_of_ones_own_that_tells_what_it_expects(caplog):
+    class Telling(Session):
+        expected_accepted = 1.0
+
+        def root(self):
+            return torch.zeros(1, 1, tiny.VOCAB)
+
+        def expand(self, tokens, origins):
+            return torch.zeros(1, tokens.shape[1], tiny.VOCAB)
+
+    drafter = SimpleNamespace(vocab_size=tiny.VOCAB, context=20, levels=None, hidden_layers=(), nbytes=0)
+    drafter.start = lambda prompt, capacity: Telling(drafter, torch.device("cpu"))
+    decoder = drafttree.load(tiny.build("llama"), drafter, policy=Chain(depth=2))
+    text = decoder.generate([1, 2], max_new_tokens=30)
+    (line,) = told(caplog)
+    assert "the drafter's context of 20 tokens" in line
+    assert text.metrics.collapsed_texts == 1
 
 
 def test_an_engine_and_its_server_count_such_texts(caplog):

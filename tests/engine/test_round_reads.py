@@ -1,16 +1,19 @@
 """What a device gives is read once a round, for all texts."""
 
+import pytest
 import torch
 
 import drafttree
+from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree
 from drafttree.core.vocab_ops import argmax, best_tokens
 from drafttree.engine import round_loop
 from drafttree.engine.round_loop import RoundClock
 from drafttree.evaluation.toy_decoder import SteppedEngine
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.grammar import regex
-from drafttree.verifiers import Greedy
+from drafttree.verifiers import Coupled, Greedy
 
 PROMPTS = ["The old keeper told the children that the old keeper", "It was the best of times, it was", "1, 2, 3, 4, 5"]
 
@@ -59,3 +62,10 @@ def test_rows_are_searched_with_their_noise_in_the_bits_of_torch():
             own = Sampling(temperature).process(rows) + noise
             best = best_tokens(rows, lambda row, numbers, t=temperature, noise=noise: numbers / t + noise[row].numpy())
             assert [best(row) for row in range(9)] == argmax(own).tolist()
+
+
+@pytest.mark.filterwarnings("error")
+def test_logits_below_all_numbers_are_impossible_at_any_temperature():
+    rows = torch.tensor([[1.0, 2.0, torch.finfo(torch.float32).min]])
+    verdict = Coupled(Sampling(0.01)).verify(DraftTree.rooted(0), rows, SeededRandomness(0, 3, rows.device).at(0))
+    assert verdict.bonus == 1

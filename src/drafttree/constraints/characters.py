@@ -1,6 +1,6 @@
-"""Sets of characters, and how JSON may spell each: as it is, behind a backslash, or as `\\uXXXX`.
+"""Sets of characters, and the ways in which JSON may spell each: as it is, after a backslash, or as `\\uXXXX`.
 
-A character beyond U+FFFF has two `\\uXXXX`, the halves of a surrogate pair. Half a pair alone is no text.
+A character beyond U+FFFF is two `\\uXXXX`, the halves of a surrogate pair. Half a pair alone is not text.
 """
 
 import functools
@@ -8,13 +8,13 @@ import sys
 from collections import defaultdict
 
 Characters = tuple[tuple[int, int], ...]
-"""First and last code point of each range, in order and apart; none is half of a surrogate pair."""
+"""First and last code point of each range, sorted and not adjacent, without surrogates."""
 EVERY: Characters = ((0, 0xD7FF), (0xE000, sys.maxunicode))
 MUST_ESCAPE: Characters = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 SHORT = {0x22: '"', 0x5C: "\\\\", 0x2F: r"\/", 0x08: "b", 0x0C: "f", 0x0A: "n", 0x0D: "r", 0x09: "t"}
-"""What may stand behind the backslash, as in a class of a pattern."""
+"""By code point, the character after the backslash in its short escape, as written in a class of a pattern."""
 BEYOND = 0x10000
-"""The first character of two halves."""
+"""The first code point that takes two `\\uXXXX`."""
 HALF = 0x400
 
 
@@ -49,13 +49,13 @@ def others(characters: Characters) -> Characters:
 
 
 def json_spelling(text: str) -> str:
-    """A pattern of a text each character of which may be spelled in any way that JSON allows, in Rust's syntax."""
+    """A pattern, in Rust's syntax, of a text whose characters may be spelled in any way that JSON allows."""
     return "".join(map(_one_spelling, text))
 
 
 @functools.lru_cache(maxsize=1024)
 def json_spellings(characters: Characters) -> str:
-    """A pattern of the spellings that JSON allows of each character of a set, in Rust's syntax."""
+    """A pattern, in Rust's syntax, of all spellings of one character of a set."""
     spellings = []
     if plain := overlap(characters, others(MUST_ESCAPE)):
         spellings.append(rust_class(plain))
@@ -100,7 +100,7 @@ def _escaped(code: int) -> str:
 
 
 def _halves(beyond: Characters) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Ranges of first halves with ranges of second halves, each of which may stand behind each of the first."""
+    """Surrogate pairs of some characters, as ranges of first and of second halves that combine freely."""
     blocks = []
     for first_code, last_code in beyond:
         high, low = divmod(first_code - BEYOND, HALF)
@@ -117,7 +117,7 @@ def _halves(beyond: Characters) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 @functools.lru_cache(maxsize=4096)
 def _hexadecimal(ranges: tuple[tuple[int, int], ...], digits: int = 4) -> str:
-    """A pattern of the numbers in some ranges, written in so many hexadecimal digits."""
+    """A pattern of the numbers in some ranges, each written with `digits` hexadecimal digits."""
     size = 16 ** (digits - 1)
     if ranges == ((0, 16 * size - 1),):
         return f"[0-9a-fA-F]{{{digits}}}"

@@ -1,7 +1,7 @@
-"""Writes EBNF grammars in GBNF syntax (llama.cpp) in llguidance's, which follows Lark.
+"""Translates EBNF grammars from GBNF syntax (llama.cpp) to llguidance's, which follows Lark.
 
-llguidance matches a text with an automaton where it can, and parses what the automata find. Rules that do not refer to
-themselves, however indirectly, become automata.
+llguidance reads a text with automata and parses what they find. Rules that refer to themselves neither directly nor
+through others become automata, which are faster.
 """
 
 import re
@@ -22,19 +22,46 @@ TOKEN = re.compile(
 )
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 MAX_RULES = 5_000
-"""Rules of a grammar; llguidance follows them by recursion."""
+"""The most rules of a grammar: llguidance follows references between rules by recursion."""
 LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", **{each: each for each in "\"'\\[]/-^"}}
 
 
+Tokens = list[re.Match[str]]
+"""Matches of `TOKEN`, without spaces and comments."""
+
+
 def ebnf_rules(given: object, made: Rules) -> str:
-    """Add the rules of a grammar to others; the name of the first.
+    """Add the rules of a GBNF grammar to those of an llguidance grammar; return the new name of its rule "root".
 
     Raises:
-        ConfigError: it is malformed; the message names the line and column.
+        ConfigError: the grammar is malformed; the message gives the line and column of a wrong token.
     """
     text = check_text(NAME, given)
-    rules = dict[str, list[re.Match[str]]]()
-    body: list[re.Match[str]] | None = None
+    rules = _read_rules(text)
+    loops = {name: loop for name, body in rules.items() if (loop := _loop(name, body))}
+    uses = _uses(text, rules)
+    for name in loops:
+        uses[name].discard(name)  # it becomes a repetition
+    plain_names = _without_circles(uses)
+    names = {name: made.name(plain=name in plain_names) for name in rules}
+    try:
+        for name, body in rules.items():
+            loop = loops.get(name)
+            made.define(names[name], _repetition(text, loop, names) if loop else _Body(text, body, names).written())
+    except RecursionError:
+        raise ConfigError(f"invalid {NAME}: its parentheses are nested too deeply; name parts as rules") from None
+    return names["root"]
+
+
+def _read_rules(text: str) -> dict[str, Tokens]:
+    """Split a grammar into rules: the tokens on the right side of each, by its name.
+
+    Raises:
+        ConfigError: a rule is defined twice, tokens stand outside of any rule, a character begins no token, there are
+            too many rules, or none is named "root".
+    """
+    rules = dict[str, Tokens]()
+    body: Tokens | None = None
     for token in TOKEN.finditer(text):
         match token.lastgroup:
             case "begin" if token[0] in rules:
@@ -53,86 +80,100 @@ def ebnf_rules(given: object, made: Rules) -> str:
         raise ConfigError(f"invalid {NAME}: it has more than {MAX_RULES} rules; write some as alternatives of others")
     if "root" not in rules:
         raise ConfigError(f'invalid {NAME}: the rule "root" is not found; the grammar begins with it')
-    loops = {name: loop for name, body in rules.items() if (loop := _loop(name, body))}
-    uses = {name: {token[0] for token in body if token.lastgroup == "name"} for name, body in rules.items()}
-    for body in rules.values():
+    return rules
+
+
+def _uses(text: str, rules: dict[str, Tokens]) -> dict[str, set[str]]:
+    """The names of the rules that each rule refers to directly.
+
+    Raises:
+        ConfigError: a rule refers to one that is not defined.
+    """
+    uses: dict[str, set[str]] = {name: set() for name in rules}
+    for name, body in rules.items():
         for token in body:
-            if token.lastgroup == "name" and token[0] not in rules:
-                raise _wrong(text, token, f'the rule "{token[0]}" is not defined')
-    plain_names = _without_circles(
-        {name: used_names - {name} if name in loops else used_names for name, used_names in uses.items()}
-    )
-    names = {name: made.name(plain=name in plain_names) for name in rules}
-    try:
-        for name, tokens in rules.items():
-            if name not in loops:
-                made.define(names[name], _Body(text, tokens, names).written())
+            if token.lastgroup != "name":
                 continue
-            groups = [
-                [_Body(text, alternative, names).written() for alternative in alternatives]
-                for alternatives in loops[name][1:]
-            ]
-            repetition = f"({' | '.join(groups[0])})"
-            base = f"({' | '.join(groups[1])})"
-            made.define(names[name], f"{repetition}* {base}" if loops[name].last else f"{base} {repetition}*")
-    except RecursionError:
-        raise ConfigError(f"invalid {NAME}: its parentheses are nested too deeply; name parts as rules") from None
-    return names["root"]
+            if token[0] not in rules:
+                raise _wrong(text, token, f'the rule "{token[0]}" is not defined')
+            uses[name].add(token[0])
+    return uses
 
 
 class _Loop(NamedTuple):
-    """A rule that only repeats itself.
+    """A rule that refers to itself only at one end of its alternatives.
 
     Attributes:
-        last: whether it refers to itself at the end of its alternatives, else at their beginning.
-        again: what stands beside that.
-        once: the other alternatives.
+        at_end: whether it does so at their end, else at their beginning.
+        repetitions: the alternatives that refer to the rule, without that reference.
+        bases: the other alternatives.
     """
 
-    last: bool
-    again: list[list[re.Match[str]]]
-    once: list[list[re.Match[str]]]
+    at_end: bool
+    repetitions: list[Tokens]
+    bases: list[Tokens]
 
 
-def _loop(name: str, tokens: list[re.Match[str]]) -> _Loop | None:
-    """A rule such as `list ::= item list | ""` as a loop, which llguidance follows in less time; None for another."""
-    alternatives = [[]]
+def _loop(name: str, body: Tokens) -> _Loop | None:
+    """A rule such as `list ::= item list | ""` as a loop, which llguidance matches faster; None for another rule."""
+    alternatives = _split_alternatives(body)
+    for at_end in (True, False):
+        self_index = -1 if at_end else 0
+        repetitions = list[Tokens]()
+        bases = list[Tokens]()
+        for alternative in alternatives:
+            if len(alternative) > 1 and _is_reference(alternative[self_index], name):
+                repetitions.append(alternative[:-1] if at_end else alternative[1:])
+            else:
+                bases.append(alternative)
+        inner_tokens = [token for alternative in (*repetitions, *bases) for token in alternative]
+        refers_elsewhere = any(_is_reference(token, name) for token in inner_tokens)
+        repeats_itself = any(repetition[0]["repeat"] for repetition in repetitions)  # such as `list ::= list* item`
+        if repetitions and bases and not refers_elsewhere and not repeats_itself:
+            return _Loop(at_end, repetitions, bases)
+    return None
+
+
+def _split_alternatives(body: Tokens) -> list[Tokens]:
+    """The alternatives of a rule, split at each "|" outside of parentheses."""
+    alternatives: list[Tokens] = [[]]
     depth = 0
-    for token in tokens:
+    for token in body:
         depth += (token[0] == "(") - (token[0] == ")")
         if token[0] == "|" and not depth:
             alternatives.append([])
         else:
             alternatives[-1].append(token)
-    for at_end in (True, False):
-        self_index = -1 if at_end else 0
-        repetitions = list[list[re.Match[str]]]()
-        bases = list[list[re.Match[str]]]()
-        for alternative in alternatives:
-            is_recursive = (
-                len(alternative) > 1
-                and alternative[self_index].lastgroup == "name"
-                and alternative[self_index][0] == name
-            )
-            (repetitions if is_recursive else bases).append(
-                (alternative[:-1] if at_end else alternative[1:]) if is_recursive else alternative
-            )
-        inner_tokens = [token for alternative in (*repetitions, *bases) for token in alternative]
-        refers_elsewhere = any(token.lastgroup == "name" and token[0] == name for token in inner_tokens)
-        if (
-            repetitions
-            and bases
-            and not refers_elsewhere
-            and not any(repetition[0]["repeat"] for repetition in repetitions)
-        ):
-            return _Loop(at_end, repetitions, bases)
-    return None
+    return alternatives
+
+
+def _is_reference(token: re.Match[str], name: str) -> bool:
+    return token.lastgroup == "name" and token[0] == name
+
+
+def _repetition(text: str, loop: _Loop, names: dict[str, str]) -> str:
+    """The expression of a loop, for example `(item)* ("")` for `list ::= item list | ""`."""
+    repeated = _choice(text, loop.repetitions, names)
+    base = _choice(text, loop.bases, names)
+    return f"{repeated}* {base}" if loop.at_end else f"{base} {repeated}*"
+
+
+def _choice(text: str, alternatives: list[Tokens], names: dict[str, str]) -> str:
+    """The expression of alternatives, in parentheses."""
+    expressions = [_Body(text, alternative, names).written() for alternative in alternatives]
+    return f"({' | '.join(expressions)})"
 
 
 class _Body:
-    """The right side of a rule, read by descent."""
+    """Recursive-descent parser that translates the right side of a rule.
 
-    def __init__(self, text: str, tokens: list[re.Match[str]], names: dict[str, str]) -> None:
+    Args:
+        text: the grammar, for the places in error messages.
+        tokens: the tokens of the right side.
+        names: new names of rules, by their names in the grammar.
+    """
+
+    def __init__(self, text: str, tokens: Tokens, names: dict[str, str]) -> None:
         self._text = text
         self._tokens = tokens
         self._names = names
@@ -194,7 +235,7 @@ class _Body:
         return f"({part}){{{min_count},{min_count if max_digits is None else max_digits and bound_of(max_digits)}}}"
 
     def _spelled(self, token: re.Match[str]) -> str:
-        """What a text in quotes stands for."""
+        """The text that a quoted string stands for, its escapes replaced."""
 
         def character(found: re.Match[str]) -> str:
             if found[4] is None:
@@ -214,7 +255,11 @@ def _hexadecimal(found: re.Match[str]) -> str:
 
 
 def _without_circles(uses: dict[str, set[str]]) -> set[str]:
-    """The rules from which no rule leads back to itself."""
+    """The rules that refer, directly or through others, to no rule that leads back to itself.
+
+    Args:
+        uses: names of the rules that each rule refers to directly.
+    """
     plain_names = set[str]()
     while resolved_names := {
         name for name, used_names in uses.items() if name not in plain_names and used_names <= plain_names

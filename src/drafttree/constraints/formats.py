@@ -1,7 +1,7 @@
 """Patterns of the formats of JSON Schema, in its dialect of regular expressions (ECMA-262)."""
 
 UNENFORCED_FORMATS = {"iri", "iri-reference", "idn-email", "idn-hostname", "regex"}
-"""Formats of the specification that nothing here enforces; any that is not in `FORMATS` either is an annotation."""
+"""Formats of the specification that cannot be enforced; other formats outside of `FORMATS` are only annotations."""
 DATE = r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 DATE += r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 DATE += r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
@@ -47,5 +47,5 @@ FORMATS = {
     ),
     "uri-template": (rf"^(?:{NAMED}|[:@/?#]|\{{[+#./;?&]?{VARIABLE}(?:,{VARIABLE})*\}})*$",),
 }
-"""Of each format the patterns that a text must all match."""
+"""By format, the patterns, all of which a text must match."""
 LONGEST_HOSTNAME = 253

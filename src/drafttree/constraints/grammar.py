@@ -2,9 +2,9 @@
 
     decoder.generate(prompt, grammar=drafttree.grammar.json_schema({"type": "object", ...}))
 
-llguidance, an optional extra, computes the mask of allowed next tokens; it compiles little beforehand. One matcher per
-request visits the nodes of a draft tree depth-first: it takes tokens on the way down and rolls them back on the way up,
-so a tree costs one mask per node. Masks computed while drafting are used again for the target's logits.
+llguidance, an optional extra, computes masks of allowed next tokens, and compiles little beforehand. One matcher per
+request visits the nodes of a draft tree depth-first: it consumes tokens on the way down and rolls them back on the way
+up, so a tree costs one mask per node. Masks computed while drafting are reused for the target's logits.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ from drafttree.drafters.vocabulary_map import spell
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
-"""The CPU time that the masks of a text may take: at once, and for each of its tokens, which grows with the vocabulary.
-Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
+"""CPU seconds that the masks of a text may take: at once, for each token, and for each token per column of the logits.
+Once they are spent, drafted tokens get no masks; after another `SECONDS`, the text ends with an error."""
 MOST_AT_ONCE = SECONDS / 2
-"""What one mask counts at most: an ambiguous grammar's takes some 0.03 s in a vocabulary of 150,000 tokens. What takes
-longer may be a pause of the machine, which can count as CPU time, and one of them must not end a text."""
+"""The most seconds that one mask counts. A mask of an ambiguous grammar takes about 0.03 s for 150,000 tokens; a longer
+time may be a pause of the machine, which can count as CPU time and must not end a text."""
 LONGEST_FORCED, RECENT = 256, 8
-"""Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
+"""The most bytes of a forced continuation that are tokenized at once, and the tokens before it that are context."""
 MOST_FORCED = 4_096
-"""A continuation of more bytes is not drafted: finding it takes too long, and fills the automata of all texts."""
+"""The most bytes of a forced continuation: finding longer ones is slow, and fills the automata that texts share."""
 LONG = 12_000
-"""Characters of a grammar of which few stay compiled: what one holds grows with its length as texts follow it, to some
-8 MB for a schema of 800 properties."""
+"""The most characters of a short grammar. Fewer long ones stay compiled, because their automata take more memory: for
+example 8 MB for a schema of 800 properties."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -53,8 +53,8 @@ def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespac
 
     Args:
         schema: JSON text, a dictionary or a pydantic model.
-        any_whitespace: allow any white space between elements; otherwise only that of `json.dumps`, so that a model
-            cannot go on writing white space for ever.
+        any_whitespace: allow any white space between elements; if false, only that of `json.dumps`, so that a model
+            cannot write white space endlessly.
 
     Raises:
         ConfigError: llguidance is not installed, the schema is invalid, or a part of it cannot be enforced; the message
@@ -84,12 +84,12 @@ def ebnf(text: str) -> "Grammar":
 
 
 def structural_tag(structure: dict[str, Any]) -> "Grammar":
-    """Make a grammar of texts some parts of which have a form, such as the calls of tools.
+    """Make a grammar of texts in which some parts have a form, such as tool calls.
 
     Args:
         structure: the `format` of an xgrammar structural tag, of the types `const_string`, `json_schema`, `regex`,
             `grammar`, `any_text`, `sequence`, `or`, `optional`, `tag`, `triggered_tags` and `tags_with_separator`. JSON
-            schemas in it mean what they mean to `json_schema`; `of` beside one is its name in errors.
+            schemas in it mean the same as for `json_schema`; `of` beside one is its name in errors.
 
     Raises:
         ConfigError: llguidance is not installed, the structure is malformed, or a part of it is not supported.
@@ -99,7 +99,7 @@ def structural_tag(structure: dict[str, Any]) -> "Grammar":
 
 
 class Grammar:
-    """A constraint on whole texts, made by a function of this module and usable for any number of requests.
+    """A constraint on whole texts, which any number of requests may use; the functions of this module make one.
 
     Args:
         name: name in error messages.
@@ -118,7 +118,7 @@ class Grammar:
     def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
     ) -> "GrammarState":
-        """Begin a text; an EOS token is allowed where the grammar is complete.
+        """Create the state of a new text; EOS tokens are allowed once the text is complete.
 
         Args:
             tokenizer: the target's tokenizer.
@@ -126,8 +126,8 @@ class Grammar:
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: there is no tokenizer or EOS token, the grammar is too large, or the vocabulary cannot spell
-                any text of it.
+            ConfigError: there is no tokenizer or EOS token, the grammar is too large, or no text of it can be spelled
+                with the vocabulary.
         """
         if tokenizer is None:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
@@ -142,7 +142,7 @@ class Grammar:
 
 
 class GrammarState:
-    """The matcher of one request's committed text, which can look ahead along drafted paths.
+    """The state of one request's text: it matches committed tokens, and looks ahead along drafted paths.
 
     Args:
         name: the grammar's name in error messages.
@@ -164,11 +164,11 @@ class GrammarState:
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Set logits `[paths, vocab]` to -inf, in place, for tokens the grammar forbids after each path.
 
-        A path that itself breaks the grammar keeps its logits: it is never accepted. One behind which the mask takes
-        more than it may has no token, nor has a drafted one where the masks of the text did.
+        A path that itself breaks the grammar keeps its logits, because it is never accepted. A drafted path gets no
+        allowed token if its mask exceeds llguidance's limits, or if the text has spent its CPU time.
 
         Raises:
-            ConfigError: the masks of the text take more than they may, or the one behind it does.
+            ConfigError: the text has spent its CPU time twice over, or the mask after it exceeds llguidance's limits.
         """
         # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
@@ -188,7 +188,7 @@ class GrammarState:
         """Advance the text by one committed token.
 
         Raises:
-            ConfigError: the grammar forbids the token, so the verifier is not lossless, or takes more than it may.
+            ConfigError: the grammar forbids the token, so the verifier is not lossless, or exceeds llguidance's limits.
         """
         is_end = token in self._compiled.eos and self._committed.is_accepting()
         # Other texts of the grammar may have filled the automata that all of them share.
@@ -203,9 +203,9 @@ class GrammarState:
         self._look_from_here()
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, at most so many, where the grammar leaves one continuation, spelled as the tokenizer does.
+        """Up to `most` next tokens if the grammar leaves a single continuation, as the tokenizer spells it.
 
-        A last token that the tokenizer would spell otherwise before some texts is left out.
+        The last token is left out if the tokenizer would spell it differently before some texts.
         """
         if self._forced is None:
             with self._counted():
@@ -220,13 +220,13 @@ class GrammarState:
         return self._forced[:most]
 
     def share_nothing(self) -> None:
-        """Follow the text with automata of its own, where nothing that other texts have done may decide its drafts."""
+        """Use automata that no other text shares, so that drafts do not depend on other texts."""
         self._compiled = copy(self._compiled)
         self._begin_anew()
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Take the time of what is done from what the text may take, at most `MOST_AT_ONCE` of it."""
+        """Context manager: subtract the CPU time of its body, at most `MOST_AT_ONCE`, from the text's."""
         with collection_pause:
             start = time.thread_time()
             yield
@@ -236,35 +236,35 @@ class GrammarState:
         return ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
 
     def _takes_anew(self, token: int) -> bool:
-        """Whether the text takes a token with small automata."""
+        """Restart with new automata; return whether they accept a token."""
         self._begin_anew()
         return self._committed.try_consume_tokens([token]) == 1
 
     def _begin_anew(self) -> None:
-        """Follow the committed text with small automata."""
+        """Match the committed text again with new automata, which are small."""
         self._compiled.renew()
         self._begin()
 
     def _begin(self) -> None:
-        """Follow the committed text from its beginning."""
+        """Match the committed text from its beginning."""
         self._committed = self._compiled.matcher.deep_copy()
         self._committed.try_consume_tokens(self._tokens)
         self._ahead = self._committed.deep_copy()
         self._look_from_here()
 
     def _look_from_here(self) -> None:
-        """Begin to look ahead from the committed text, where the matcher is."""
+        """Forget masks and paths: from now on, look ahead from the end of the committed text."""
         self._matched: list[int] = []
         self._masks: dict[Path, np.ndarray] = {}
         self._too_much = ""
         self._forced: list[int] | None = None
 
     def _bits(self, of_eight: int) -> np.ndarray:
-        """A mask of bytes that are alike."""
+        """A mask whose bytes are all `of_eight`: 0 allows no token, 255 every token."""
         return np.full(-(-self._vocab_size // 8), of_eight, np.uint8)
 
     def _mask(self, path: Path) -> np.ndarray:
-        """One bit for every token, in bytes: whether it is allowed after a path."""
+        """The mask after a path, with one bit per token: whether it is allowed."""
         if not self._move_to(path):
             return self._bits(255)
         mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
@@ -283,7 +283,7 @@ class GrammarState:
         return self._bits(0)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
-        """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
+        """Move the matcher to the end of a path, from the prefix they share; False if the grammar forbids the path."""
         shared_length = next(
             (index for index, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None
         )
@@ -306,8 +306,8 @@ class CompiledGrammar:
         eos: token ids that end a text.
 
     Attributes:
-        matcher: at the beginning of a text. Every text has a copy, which takes some microseconds and shares automata
-            with all others; these grow with what is looked at.
+        matcher: a matcher at the beginning of a text. Each text copies it, in some microseconds; copies share automata,
+            which grow as texts are matched.
         vocabulary: as given.
         eos: as given.
 
@@ -323,7 +323,7 @@ class CompiledGrammar:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with small automata."""
+        """Replace the matcher by one with new automata, which are small."""
         matcher_class = load_library().LLMatcher
         self.matcher = with_stack(lambda: matcher_class(self.vocabulary, self._text, log_level=0, limits=limits()))
         if self.matcher.is_error():
@@ -342,7 +342,7 @@ _long_ones = functools.lru_cache(maxsize=3)(_compile)
 
 @functools.lru_cache(maxsize=4)
 def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    """llguidance's vocabulary: the bytes of every token; those that spell nothing are never allowed."""
+    """llguidance's vocabulary, from the bytes of each token; tokens without bytes are never allowed."""
 
     class Spelled:
         eos_token_id = eos[0]
@@ -350,7 +350,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
         special_token_ids, tokens = [*eos], [*token_bytes(tokenizer, vocab_size)]
 
         def __call__(self, text: str) -> list[int]:
-            """The ids of a text, for what is forced; of no text where the tokenizer would change it."""
+            """Token ids of a forced text; empty if the tokenizer changes the text."""
             for prefix in ("", "\n"):  # some put a space before a text, none behind a line end
                 ids = tokenizer.encode(prefix + text, add_special_tokens=False)
                 for start in range(3):
@@ -363,12 +363,12 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> tuple[bytes, ...]:
-    """The bytes that every token of a vocabulary stands for; a token may be a part of a character."""
+    """The bytes of each token of a vocabulary, which may be only part of a character."""
     with _SPELLING:
         return _token_bytes(tokenizer, vocab_size)
 
 
-_SPELLING = threading.Lock()  # the first requests of a server come at once, and each would spell the vocabulary
+_SPELLING = threading.Lock()  # the first requests of a server are concurrent, and each would compute the bytes
 
 
 @functools.lru_cache(maxsize=4)
@@ -379,5 +379,5 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[b
 
 @functools.cache
 def _of_bytes() -> Tensor:
-    """What the eight tokens of a byte of a mask have added to their logits, `[256, 8]`."""
+    """By value of a mask's byte, what to add to the logits of its eight tokens: 0 or -inf, `[256, 8]`."""
     return torch.where(torch.arange(256)[:, None] >> torch.arange(8) & 1 == 1, 0.0, -torch.inf)

@@ -1,6 +1,6 @@
-"""Patterns of the numbers between two bounds, as JSON writes them: digits, and a fraction where they may have one.
+"""Patterns of the JSON numbers between two bounds, with a fraction if they need not be whole.
 
-Zero has a sign only where negative numbers are possible, and powers of ten are written in digits.
+Zero has a sign only if negative numbers are possible. Numbers with bounds have no exponents.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Bound:
     """A bound of numbers.
 
     Attributes:
-        value: where it is.
-        open: whether the value itself is beyond it.
+        value: the number at the bound.
+        open: whether the bound is exclusive.
     """
 
     value: Decimal
@@ -29,12 +29,12 @@ class Bound:
 
     @staticmethod
     def of(value: float, *, open: bool = False) -> "Bound":
-        """The bound at a number of a schema, by the digits that it is written with."""
+        """The bound at a number of a schema, with exactly its decimal digits."""
         return Bound(Decimal(repr(value or 0)), open)  # -0.0 has a sign
 
     @property
     def decimals(self) -> int:
-        """How many digits it has behind the point."""
+        """The number of digits after the point."""
         return len(_written(self.value).partition(".")[2])
 
     def mirrored(self) -> "Bound":
@@ -45,12 +45,12 @@ ZERO = Bound(Decimal(0))
 
 
 def number_pattern(least: Bound | None, most: Bound | None, *, whole: bool) -> str:
-    """The pattern of the numbers between two bounds, "" where there is none.
+    """The pattern of the numbers between two bounds; "" if there are none.
 
     Args:
-        least: the lower bound.
-        most: the upper bound.
-        whole: whether they have no fraction.
+        least: the lower bound; None for none.
+        most: the upper bound; None for none.
+        whole: whether only whole numbers are wanted.
     """
     if least is None and most is None:
         return WHOLE if whole else ANY_NUMBER
@@ -71,7 +71,12 @@ def number_pattern(least: Bound | None, most: Bound | None, *, whole: bool) -> s
 
 
 def inward(bound: Fraction, *, up: bool) -> int | float:
-    """The nearest number to a bound that a double holds and the bound allows; llguidance reads 64-bit integers only."""
+    """The number inside a bound that is nearest to it among doubles and 64-bit integers, which llguidance reads.
+
+    Args:
+        bound: the bound.
+        up: whether it is a lower bound, so that numbers inside it are greater.
+    """
     if bound == LARGEST_WHOLE:
         return LARGEST_WHOLE
     number = float(bound)
@@ -83,7 +88,7 @@ def inward(bound: Fraction, *, up: bool) -> int | float:
 
 
 def _whole(bound: Bound | None, *, up: bool) -> Bound | None:
-    """The nearest whole number inside a bound, as a bound that it belongs to."""
+    """The whole number nearest to a bound on its inner side, as an inclusive bound."""
     if bound is None:
         return None
     if bound.open:
@@ -92,13 +97,13 @@ def _whole(bound: Bound | None, *, up: bool) -> Bound | None:
 
 
 def _written(value: Decimal) -> str:
-    """A number in digits, without a fraction of zeros."""
+    """A number in digits, without zeros at the end of its fraction."""
     digits = f"{value:f}"
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def _positive(least: Bound, most: Bound | None, *, whole: bool) -> str:
-    """The pattern of the numbers between two bounds of which none is below zero."""
+    """The pattern of the numbers between two bounds that are not negative."""
     length = len(_written(least.value).partition(".")[0])
     if most is None:
         longer_pattern = f"[1-9][0-9]{{{length},}}{'' if whole else FRACTION}"
@@ -112,7 +117,7 @@ def _positive(least: Bound, most: Bound | None, *, whole: bool) -> str:
 
 
 def _of_length(length: int, least: Bound, most: Bound | None, *, whole: bool) -> str:
-    """The pattern of the numbers between two bounds that have so many digits before the point."""
+    """The pattern of the numbers between two bounds with `length` digits before the point."""
     lower = _Digits.of(least) if least else None
     upper = _Digits.of(most) if most else None
     return _before_point(length, lower, upper, whole=whole) or ""
@@ -120,12 +125,12 @@ def _of_length(length: int, least: Bound, most: Bound | None, *, whole: bool) ->
 
 @dataclass(frozen=True)
 class _Digits:
-    """What is left of a bound behind the digits that a number has in common with it.
+    """The rest of a bound, after the digits that a number has in common with it.
 
     Attributes:
-        before: its digits before the point.
-        after: those after it, the last of which is not zero.
-        open: whether the bound itself is beyond it.
+        before: its remaining digits before the point.
+        after: its remaining digits after the point, without zeros at the end.
+        open: whether the bound is exclusive.
     """
 
     before: str
@@ -145,12 +150,12 @@ class _Digits:
 
     @property
     def is_met(self) -> bool:
-        """Whether the bound is met where no digit follows, or zeros alone."""
+        """Whether the number equals the bound if nothing or only zeros follow."""
         return not self.after
 
 
 def _before_point(left: int, lower: _Digits | None, upper: _Digits | None, *, whole: bool) -> str | None:
-    """The pattern of what follows where so many digits are left before the point; None for nothing at all."""
+    """The pattern of the rest of a number with `left` more digits before the point; None if nothing can follow."""
     if lower is None and upper is None:
         return _repeat("[0-9]", left) + ("" if whole else FRACTION)
     if left:
@@ -165,12 +170,12 @@ def _before_point(left: int, lower: _Digits | None, upper: _Digits | None, *, wh
 
 
 def _after_point(lower: _Digits | None, upper: _Digits | None, *, begun: bool = True) -> str | None:
-    """The pattern of the digits that follow after the point; None for nothing at all.
+    """The pattern of the digits that follow after the point; None if nothing can follow.
 
     Args:
-        lower: what is left of the lower bound.
-        upper: what is left of the upper bound.
-        begun: whether a digit has been written, so none has to follow.
+        lower: the rest of the lower bound.
+        upper: the rest of the upper bound.
+        begun: whether the fraction has a digit already, so that it may end here.
     """
     quantifier = "*" if begun else "+"
     if upper is None and (lower is None or lower.is_met):
@@ -187,7 +192,13 @@ def _after_point(lower: _Digits | None, upper: _Digits | None, *, begun: bool = 
 def _next_digit(
     lower: _Digits | None, upper: _Digits | None, following: Callable[[_Digits | None, _Digits | None], str | None]
 ) -> str | None:
-    """The pattern, a group, of a digit and what follows it, which depends on what is left of the bounds then."""
+    """The pattern, a group, of one digit and the rest of a number.
+
+    Args:
+        lower: the rest of the lower bound; None if the number is already above it.
+        upper: the rest of the upper bound; None if the number is already below it.
+        following: makes the pattern after the digit from the remaining bounds; None if nothing can follow.
+    """
     low, high = lower.first() if lower else 0, upper.first() if upper else 9
     remainders = lower and lower.without_first(), upper and upper.without_first()
     if lower and upper and low == high:

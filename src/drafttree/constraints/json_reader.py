@@ -1,4 +1,4 @@
-"""Reads the values that a prepared JSON schema allows, and finds those that two schemas allow."""
+"""Reads which values a prepared JSON schema allows, and intersects the values of several schemas."""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -33,14 +33,14 @@ ASSERTIONS = {
     *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
     *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
 }
-"""Keywords that say what the values of a type are; all others refer to schemas or list values."""
+"""Keywords that constrain the values of a type; all others refer to schemas or list values."""
 
 
 class ValueReader:
     """Reads the values of one document.
 
     Args:
-        root: the prepared document (`json_schema.prepare_schema`), which references begin at.
+        root: the prepared document (`json_schema.prepare_schema`), from which references are resolved.
     """
 
     def __init__(self, root: Any) -> None:
@@ -49,12 +49,12 @@ class ValueReader:
         self._matched: dict[str, dict[str, bool]] = {}
 
     def read(self, schema: Any) -> Value:
-        """The values of a schema."""
+        """The values that a schema allows."""
         if not isinstance(schema, dict):
             return ANYTHING if schema else NOTHING
         value = ANYTHING
         assertions = {keyword: schema[keyword] for keyword in schema if keyword in ASSERTIONS}
-        # Properties come in the order in which they are named, beside those of other schemas.
+        # Properties are written in the order in which schemas name them.
         first_assertion = "properties" if "properties" in assertions else next(iter(assertions), None)
         for keyword, operand in schema.items():
             if keyword == first_assertion:
@@ -71,10 +71,10 @@ class ValueReader:
         return value
 
     def resolve(self, reference: Reference) -> Value:
-        """The values that a reference stands for.
+        """The values of the schema that a reference leads to.
 
         Raises:
-            ConfigError: it leads in a circle to itself, with something beside it.
+            ConfigError: the schema refers to itself beside other keywords.
         """
         location = reference.location
         if location not in self._resolved:
@@ -86,7 +86,7 @@ class ValueReader:
         return self.resolve(value) if isinstance(value, Reference) else value
 
     def both(self, one: Value, other: Value) -> Value:
-        """The values that two allow."""
+        """The values that both allow."""
         if isinstance(one, Anything) or (isinstance(one, Reference) and one == other):
             return other
         if isinstance(other, Anything):
@@ -113,14 +113,14 @@ class ValueReader:
         return NOTHING
 
     def property_of(self, value: Object, name: str) -> Value:
-        """What the property of a name is in an object."""
+        """The values of an object's property with a name."""
         if name in value.named:
             return value.named[name]
         candidates = (candidate for pattern, candidate in value.matched.items() if self.matching(pattern, [name]))
         return next(candidates, value.further)
 
     def matching(self, pattern: str, texts: Iterable[str]) -> list[str]:
-        """Those of some texts of which a pattern matches a part."""
+        """The texts in which a pattern matches some part."""
         texts = [*texts]
         verdicts = self._matched.setdefault(pattern, {})
         if unchecked_texts := [text for text in texts if text not in verdicts]:
@@ -130,7 +130,7 @@ class ValueReader:
         return [text for text in texts if verdicts[text]]
 
     def _asserted(self, schema: Schema) -> Value:
-        """The values of the keywords of a schema that say what those of a type are."""
+        """The values that the `ASSERTIONS` of a schema allow."""
         return several(*(self._of_type(name, schema) for name in as_list(schema.get("type", [*TYPES]))))
 
     def _of_type(self, name: str, schema: Schema) -> Value:
@@ -206,7 +206,7 @@ class ValueReader:
 
 
 def _possible(value: Object) -> Value:
-    """The objects of a value, nothing where there can be none."""
+    """A value as it is; `NOTHING` if it needs more properties than it may have."""
     return value if value.size.both(Count(len(value.needed))).is_possible else NOTHING
 
 
@@ -215,7 +215,7 @@ def _count(schema: Schema, what: str) -> Count:
 
 
 def _constants(values: list[Any]) -> Value:
-    """Values that are listed."""
+    """The values of a list of constants."""
     texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
     members: list[Value] = [Text(listed=texts)] if texts else []
     for value in values:
@@ -234,7 +234,7 @@ def _constants(values: list[Any]) -> Value:
 
 
 def _number(schema: Schema, *, whole: bool) -> Number:
-    """The numbers of a schema; in draft 4 `exclusiveMinimum` is true or false, and speaks of `minimum`."""
+    """The numbers that a schema allows; in draft 4, `exclusiveMinimum` is a flag that makes `minimum` exclusive."""
 
     def bound(inside: str, outside: str) -> list[Bound]:
         bounds = []
@@ -259,7 +259,7 @@ def _both_numbers(one: Number, other: Number) -> Number:
 
 
 def _inmost(*bounds: Bound | None, up: bool) -> Bound | None:
-    """The narrowest of some bounds: the highest lower one, or the lowest upper one."""
+    """The tightest of some bounds: the highest lower bound if `up`, else the lowest upper bound."""
     values = [bound.value for bound in bounds if bound]
     if not values:
         return None

@@ -1,8 +1,7 @@
-"""Writes the JSON texts of values as rules, in the spellings that JSON allows.
+"""Writes grammar rules for the JSON texts of values, in all spellings that JSON allows.
 
-What is fixed, which are the names of properties and constants, has one spelling of its letters, digits and most signs,
-so that it can be drafted without a drafter. Signs that some writers of JSON escape, and all beyond ASCII, may have any
-spelling there too.
+Names of properties and constants have only one spelling of letters, digits and most signs, so that they can be drafted
+without a drafter. Signs that some JSON writers escape, and all characters beyond ASCII, may have any spelling.
 """
 
 import functools
@@ -31,7 +30,7 @@ from drafttree.constraints.patterns import texts_with
 from drafttree.core.errors import ConfigError
 
 PLAIN = frozenset(map(chr, range(0x20, 0x7F))) - set("\"\\/<>&'+`")
-"""The characters of fixed texts that are written as they are."""
+"""Characters of names and constants that have only one spelling."""
 SIGNS = {"{": "{", "}": "}", "[": "[", "]": "]", ",": ", ", ":": ": "}
 """The signs between elements, as `json.dumps` writes them."""
 SPACE = r"[ \n\r\t]*"
@@ -39,12 +38,12 @@ QUOTE = literal('"')
 
 
 class JsonRules:
-    """Writes the values of one document.
+    """Writes rules for the values of one document.
 
     Args:
-        reader: what they were read by.
-        rules: they are added to.
-        any_whitespace: whether any white space may stand between elements, else only that of `json.dumps`.
+        reader: the reader of the values.
+        rules: the grammar's rules, to which this adds.
+        any_whitespace: whether any white space is allowed between elements; if not, only that of `json.dumps`.
     """
 
     def __init__(self, reader: ValueReader, rules: Rules, *, any_whitespace: bool = False) -> None:
@@ -55,10 +54,10 @@ class JsonRules:
         self._pending: list[Reference] = []
 
     def expression(self, value: Value) -> str:
-        """The expression of the texts of a value; "" where there is none.
+        """The expression of the texts of a value; "" if there are none.
 
         Raises:
-            ConfigError: a reference in it leads to a schema that nothing conforms to.
+            ConfigError: a reference leads to a schema to which no value conforms.
         """
         expression = self._expression(value)
         while self._pending:
@@ -131,9 +130,10 @@ class JsonRules:
         return self._rules.circular(f"anything, {self._sign(',')}", alternatives)
 
     def _multiples(self, value: Number) -> str:
-        """The expression of the multiples of a number, which llguidance writes.
+        """The expression of the multiples of a number, made by llguidance.
 
-        It writes all digits that a multiple may have, but bounds with theirs alone. So bounds lie between multiples.
+        Its multiples may have any number of decimals, but its bounds only their own. So bounds are moved between two
+        multiples.
         """
         step = Fraction(value.multiple or 0)
         step = Fraction(step.numerator) if value.whole else step
@@ -151,7 +151,7 @@ class JsonRules:
         return self._rule(json_texts({"type": type_name, "multipleOf": float(step), **bounds}))
 
     def _items(self, item: str, count: Count, *, begun: bool) -> str:
-        """The expression of so many items with commas between them, and before them where others have begun."""
+        """The expression of items with commas between them, and before the first one if `begun`."""
         if begun:
             return self._rule(repeated(f"{self._sign(',')} {item}", count.least, count.most))
         if count.most == 0:
@@ -183,7 +183,7 @@ class JsonRules:
         properties = []
         for name, property_value in property_values.items():
             if texts := self._expression(property_value):
-                # With the colon it would take more text than the other names that it may stand beside, and hide them.
+                # Without the colon: the longer text would hide other names that are possible in its place.
                 properties.append((f"{self._terminal(_fixed(name))} {self._sign(':')} {texts}", name in value.needed))
             elif name in value.needed:
                 return ""
@@ -192,20 +192,20 @@ class JsonRules:
         return self._rule(self._within("{", chain, "}")) if chain else ""
 
     def _chain(self, properties: list[tuple[str, bool]], further: str, count: Count) -> str:
-        """The expression of properties in their order, and of further ones behind them; "" where there is none.
+        """The expression of properties in their order, followed by further ones; "" if there is no such object.
 
         Args:
-            properties: the expression of each, and whether it must be there.
-            further: the expression of a further one, "" for none.
-            count: how many there may be of those that need not be there. Where some of them are named, llguidance's own
-                reader refuses all counts but of one, so there are few rules.
+            properties: the expression of each, and whether it is required.
+            further: the expression of a further property; "" for none.
+            count: the number of properties that are not required. If `properties` has some, llguidance's reader of
+                schemas allows only counts of one, so there are few rules.
         """
         max_optional = (
             (count.least if count.most is None else count.most)
             if not all(is_required for _, is_required in properties)
             else 0
         )
-        # What may follow, by whether a property stands before it, and by how many that need not be there.
+        # Expressions of the rest, by whether a property precedes it, and by the number of optional ones before.
         tails = {}
         for has_previous, optional_count in product((False, True), range(max_optional + 1)):
             remaining_count = count.beyond(optional_count)
@@ -238,7 +238,7 @@ class JsonRules:
         return tails[False, 0]
 
     def _further(self, value: Object, names: list[str]) -> str:
-        """The expression of a property whose name is none of some; "" where there is none."""
+        """The expression of a property whose name is not among `names`; "" if there may be none."""
         if not value.matched and value.further == Several():
             return ""
         name_terminals = {name: self._terminal(f'/"{json_spelling(name)}"/') for name in names}
@@ -261,13 +261,13 @@ class JsonRules:
         return self._rule(" | ".join(f"{name} {self._sign(':')} {texts}" for name, texts in properties if texts))
 
     def _without(self, texts: str, excluded: list[str]) -> str:
-        """The automaton of some texts that others are not among."""
+        """The automaton of some texts without the excluded ones."""
         return self._terminal(f"{texts} & ~({' | '.join(excluded)})") if excluded else texts
 
 
 @functools.lru_cache(maxsize=256)
 def is_possible(value: Text) -> bool:
-    """Whether a string can conform to all that is said of one."""
+    """Whether any string matches all patterns and the length."""
     if len(value.patterns) + (not value.length.is_free) < 2 or not value.length.is_possible:
         return value.length.is_possible
     rules = Rules()
@@ -275,7 +275,7 @@ def is_possible(value: Text) -> bool:
 
 
 def text_expression(value: Text, rules: Rules) -> str:
-    """The expression, for an automaton, of the strings that conform to patterns and a length."""
+    """The expression, for an automaton, of the strings that match patterns and a length."""
     expressions = [texts_with("JSON schema", pattern, rules, as_json=True) for pattern in value.patterns]
     texts = [f"{QUOTE} {expression} {QUOTE}" for expression in expressions]
     if not texts or not value.length.is_free:
@@ -285,7 +285,7 @@ def text_expression(value: Text, rules: Rules) -> str:
 
 
 def _fixed(text: str) -> str:
-    """The expression, for an automaton, of a text that is fixed, in quotes."""
+    """The expression, for an automaton, of a name or constant, in quotes."""
     runs = [(plain, "".join(run)) for plain, run in groupby(text, PLAIN.__contains__)]
     return " ".join([QUOTE, *(literal(run) if plain else f"/{json_spelling(run)}/" for plain, run in runs), QUOTE])
 
@@ -299,7 +299,7 @@ def _is_automaton(value: Value) -> bool:
 
 
 def _multiple_inside(bound: Bound, step: Fraction, *, up: bool) -> Fraction:
-    """The multiple of a number that is the nearest inside a bound."""
+    """The multiple of `step` nearest to a bound, on its inner side."""
     quotient = Fraction(bound.value) / step
     if bound.open:
         return step * (floor(quotient) + 1 if up else ceil(quotient) - 1)

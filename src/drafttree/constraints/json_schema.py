@@ -1,8 +1,8 @@
-"""Makes grammars of JSON schemas: what they would not enforce is refused by name.
+"""Makes grammars from JSON schemas; a keyword that a grammar would not enforce is refused by name.
 
-llguidance's own reader of schemas finds most of what is malformed or cannot hold. What it accepts is written as rules
-(`json_reader.py`, `json_rules.py`), since its own know few spellings of JSON. Some keywords are said in others. An
-object that names properties has no others unless its schema says so, so that a model cannot go on inventing them.
+llguidance's own reader of schemas finds most mistakes. Schemas that it accepts are translated here (`json_reader.py`,
+`json_rules.py`), because its own rules allow only few spellings of JSON. Some keywords are replaced by others. An
+object that names properties may have no others unless its schema says so; otherwise a model could invent more and more.
 """
 
 import copy
@@ -51,12 +51,12 @@ UNSUPPORTED_KEYWORDS = (
     "maximumCanEqual",
 )
 WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains", "$schema", "x-guidance")
-"""Keywords that say nothing alone, or that llguidance would take for its own."""
+"""Keywords that mean nothing alone, and one that llguidance would take as its own."""
 CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 CHOICE_KEYWORDS = (*CHOICES, "const", "enum")
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$id"}
 ANNOTATIONS |= {"$defs", "definitions", "type", "discriminator", "$anchor", *WITHOUT_EFFECT}
-"""Keywords beside a choice that constrain no part of what is chosen."""
+"""Keywords that add no constraint to a choice beside them."""
 
 COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 RANGE_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -68,25 +68,25 @@ MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
 MAX_NESTING = 100
-"""Levels of objects and arrays in a schema; llguidance reads JSON of 128 levels."""
+"""The most levels of objects and arrays in a schema; llguidance reads JSON of 128 levels."""
 MAX_SCHEMAS = 20_000
-"""Schemas in a document; llguidance follows them by recursion."""
+"""The most schemas in a document: llguidance follows them by recursion."""
 MAX_OPTIONAL = 1_500
-"""Properties of an object that may be left out; with more there are too many that may follow."""
+"""The most optional properties of an object; with more, too many continuations are possible."""
 MAX_PLACES = 300
-"""Schemas that are asked one by one whether an error is theirs, which takes a millisecond each."""
+"""The most schemas that are tested for the cause of an error, at a millisecond each."""
 MAX_PATTERNS = 100
-"""Patterns of names in a document; any two are compared, which takes up to a millisecond."""
+"""The most patterns of names in a document: any two are compared, in up to a millisecond."""
 MAY_BE_NULL = {"const", "default"}
 TOO_DEEP = "invalid JSON schema: its references are nested too deeply; name fewer schemas by others"
 
 
 def schema_texts(schema: object, rules: Rules, *, any_whitespace: bool = False) -> str:
-    """The expression of the JSON texts that conform to a schema, whose rules are added to others.
+    """The expression of the JSON texts that conform to a schema.
 
     Args:
         schema: as in `drafttree.grammar.json_schema`.
-        rules: they are added to.
+        rules: the grammar's rules, to which this adds.
         any_whitespace: as in `drafttree.grammar.json_schema`.
 
     Raises:
@@ -100,7 +100,7 @@ def schema_texts(schema: object, rules: Rules, *, any_whitespace: bool = False) 
 
 
 def read_schema(schema: object) -> tuple[Value, ValueReader]:
-    """The values that conform to a schema, and what they were read by; arguments and errors as in `schema_texts`."""
+    """The values that conform to a schema, and their reader; arguments and errors are those of `schema_texts`."""
     root = prepare_schema(load_schema(schema))
     library_root = _for_library(root)
     if problem := problem_of(Rules().grammar(json_texts(library_root))):
@@ -113,7 +113,11 @@ def read_schema(schema: object) -> tuple[Value, ValueReader]:
 
 
 def load_schema(schema: object) -> Any:
-    """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
+    """Convert JSON text, a dictionary or a pydantic model to the form of `json.loads`.
+
+    Raises:
+        ConfigError: `schema` is none of these, or not valid JSON.
+    """
     try:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
             schema = schema.model_json_schema()
@@ -131,15 +135,15 @@ def load_schema(schema: object) -> Any:
 
 
 def prepare_schema(root: Any) -> Any:
-    """Check that a schema can be enforced in full, and say it in few keywords.
+    """Check that a schema can be enforced completely, and rewrite it with fewer keywords.
 
-    Keywords that are null are left out.
+    Keywords that are null are removed.
 
     Args:
         root: the schema as `json.loads` returns it; it is changed in place and returned.
 
     Raises:
-        ConfigError: a part of it cannot be enforced; the message names it and its location.
+        ConfigError: a part of the schema cannot be enforced; the message names it and its location.
     """
     _check_nesting(root)
     check_text("JSON schema", json.dumps(root, ensure_ascii=False))
@@ -173,7 +177,7 @@ def prepare_schema(root: Any) -> Any:
 
 
 def drop_nulls(root: Any) -> Any:
-    """Leave out the keywords of a schema that are null, which some clients write for those that are not set."""
+    """Remove the keywords of a schema that are null, which some clients send for keywords that are not set."""
     for schema in _schemas(root):
         for keyword in [name for name, value in schema.items() if value is None and name not in MAY_BE_NULL]:
             del schema[keyword]
@@ -181,12 +185,17 @@ def drop_nulls(root: Any) -> Any:
 
 
 def _place(root: Any, told: str) -> str:
-    """The location of the innermost schema of a document of which llguidance says the same as of the whole."""
+    """The location of the innermost schema that has the same error as the whole document.
+
+    Args:
+        root: the document.
+        told: llguidance's error.
+    """
     location = "#"
     schema = root
     attempts = 0
     while isinstance(schema, dict):
-        # Only what the schema's own references find is left beside it.
+        # Each schema is tested with nothing else but the definitions, which it may refer to.
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         for name, subschema in _subschemas(schema):
             attempts += 1
@@ -203,7 +212,7 @@ def _place(root: Any, told: str) -> str:
 
 
 def _joins(schema: Schema) -> bool:
-    """Whether a value must conform to several parts of a schema, each of which may know only some properties."""
+    """Whether a value must conform to several parts of a schema, each of which may name only some properties."""
     choices = [keyword for keyword in CHOICES if keyword in schema]
     has_several = len(choices) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
     return has_several or bool(choices and schema.keys() - ANNOTATIONS - {*choices})
@@ -229,7 +238,7 @@ def _check_numbers(schema: Any) -> None:
 
 
 def _schemas(root: Any) -> Iterator[Schema]:
-    """Yield a schema and all that are inside it."""
+    """Yield a schema and all schemas inside it."""
     pending = [root]
     while pending:
         if isinstance(schema := pending.pop(), dict):
@@ -238,7 +247,7 @@ def _schemas(root: Any) -> Iterator[Schema]:
 
 
 def _reachable(root: Any) -> Iterator[Schema]:
-    """Yield a schema, all that are inside it, and those that references in them lead to, each once."""
+    """Yield a schema, all schemas inside it, and those that their references lead to, each once."""
     comparison = SchemaComparison(root)
     pending = [root]
     visited_ids = set[int]()
@@ -252,7 +261,7 @@ def _reachable(root: Any) -> Iterator[Schema]:
 
 
 def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas directly inside another, each with its location."""
+    """Yield the schemas directly inside another, each with its location there."""
     for keyword in SINGLE_SCHEMAS:
         if keyword in schema:
             yield keyword, schema[keyword]
@@ -267,7 +276,14 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
-    """Yield the parts of a schema that would not be enforced, without looking into the schemas inside it."""
+    """Yield the parts of a schema that cannot be enforced, except those inside its subschemas.
+
+    Args:
+        schema: the schema.
+        comparison: comparisons within its document.
+        nested: whether it is inside another schema.
+        joined: whether its values must conform to other schemas too.
+    """
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
     if not isinstance(schema.get("required", []), list) and schema["required"] is not False:
         yield f"'required' {_shown(schema['required'])} (in draft 3; now the object lists its properties' names)"
@@ -312,7 +328,7 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
 
 
 def _unenforced_names(schema: Schema, *, joined: bool) -> Iterator[str]:
-    """Yield the constraints on the names and the number of properties that would not be enforced."""
+    """Yield the constraints on names and number of properties that cannot be enforced."""
     min_properties = schema.get("minProperties", 0)
     is_open = schema.get("additionalProperties", joined or not _names_properties(schema)) is not False
     may_repeat = _is_number(min_properties) and min_properties > (1 if joined else len({*required(schema)}) + 1)
@@ -352,7 +368,7 @@ def _name_pattern(names: Any) -> str | None:
 
 
 def _rewrite(schema: Schema, *, joined: bool) -> None:
-    """Say in place what a schema means in the keywords that llguidance knows."""
+    """Rewrite a schema in place with keywords that llguidance and `ValueReader` know."""
     for keyword in (*WITHOUT_EFFECT, "uniqueItems"):
         schema.pop(keyword, None)
     if "type" not in schema and not schema.keys() & {*CHOICE_KEYWORDS} and (type_name := implied_type(schema)):
@@ -384,7 +400,7 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
 
 
 def _for_library(root: Any) -> Any:
-    """A copy of a prepared document for llguidance, which has patterns, formats and large numbers of its own."""
+    """A copy of a prepared document for llguidance: in its dialect of patterns, without formats and large bounds."""
     library_root = copy.deepcopy(root)
     for schema in _reachable(library_root):
         for keyword in RANGE_KEYWORDS:
@@ -403,7 +419,7 @@ def _for_library(root: Any) -> Any:
 
 
 def _close(schema: Schema) -> None:
-    """Allow no further properties and items where some are named and nothing is said of others."""
+    """Forbid further properties and items if some are named and the schema does not mention others."""
     if _names_properties(schema) and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
         if isinstance(properties := schema.setdefault("properties", {}), dict):

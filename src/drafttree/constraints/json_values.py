@@ -1,4 +1,4 @@
-"""What a JSON schema allows: values of one type each, or of several types of which one may be written."""
+"""The values that a JSON schema allows: each class is of one type, or a choice among several."""
 
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -8,7 +8,7 @@ from drafttree.constraints.json_numbers import Bound
 
 @dataclass(frozen=True)
 class Count:
-    """How many there may be: at least so many, and at most, None for any number."""
+    """A range of numbers of elements: at least `least`, and at most `most`; None for no limit."""
 
     least: int = 0
     most: int | None = None
@@ -30,7 +30,7 @@ class Count:
         return Count(max(self.least, other.least), min(limits, default=None))
 
     def beyond(self, number: int) -> "Count":
-        """How many more there may be where there are so many."""
+        """The range of further elements after `number` of them."""
         return Count(max(self.least - number, 0), None if self.most is None else max(self.most - number, 0))
 
 
@@ -41,14 +41,14 @@ class Anything:
 
 @dataclass(frozen=True)
 class Reference:
-    """Values of what a reference leads to."""
+    """Values of the schema that a reference leads to."""
 
     location: str
 
 
 @dataclass(frozen=True)
 class Several:
-    """Values of any of some members; of none where there are none."""
+    """Values of any of the members; without members, no values."""
 
     members: "tuple[Value, ...]" = ()
 
@@ -62,7 +62,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Number:
-    """Numbers between two bounds, whole ones, or multiples of another."""
+    """Numbers between two bounds; only whole ones, or multiples of a number, if so wanted."""
 
     least: Bound | None = None
     most: Bound | None = None
@@ -75,9 +75,9 @@ class Text:
     """Strings.
 
     Attributes:
-        patterns: each matches a part of them.
-        length: how many characters they have.
-        listed: which they are, if that is known; they conform to the others.
+        patterns: each must match some part of the string.
+        length: the number of characters.
+        listed: the strings, if only some constants are allowed; they match the patterns and the length.
     """
 
     patterns: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""Grammars in llguidance's syntax, which follows Lark: rules with small letters are parsed, others are automata.
+"""Grammars in llguidance's syntax, which follows Lark: rules with lower-case names are parsed, others are automata.
 
-An automaton takes the longest text that it can, so what may follow it must not be a part of it.
+An automaton takes the longest text that it can, so it must not be able to take what follows it.
 """
 
 import functools
@@ -17,14 +17,14 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.requirements import check_requirements
 
 ALL_SPELLINGS = '%llguidance {"no_forcing": true}'
-"""A text may be spelled by any tokens, not only by those the tokenizer would take."""
+"""Allows any tokens that spell a text, not only those of the tokenizer."""
 ANY_TEXT = "(?s:.)*"
 EMPTY = '""'
 LARGEST = 2**31 - 1
-"""The largest bound of a repetition that llguidance reads."""
+"""The largest bound of a repetition that llguidance accepts."""
 
 NO_TOKEN = "NoExtensionBias"
-"""llguidance's error where the vocabulary cannot spell what the grammar allows."""
+"""llguidance's error if no token of the vocabulary can continue the text."""
 LIMITS = {
     "max_items_in_row": 4_000,
     "step_max_items": 5_000,
@@ -33,10 +33,10 @@ LIMITS = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-"""What one mask, and a grammar as a whole, may take; the names are llguidance's."""
+"""Limits of the work for one mask and for a whole grammar; the names are llguidance's."""
 STACK = 256 * 2**20
-"""Bytes, for the rules or schemas that refer to each other, which llguidance reads by recursion: where thousands do,
-the usual stack of a thread is too small, which ends the process."""
+"""Stack size, in bytes: llguidance follows references between rules and schemas by recursion, and thousands of them
+overflow a usual stack, which ends the process."""
 
 
 class Rules:
@@ -47,12 +47,12 @@ class Rules:
         self._names: dict[tuple[str, bool, bool], str] = {}
 
     def add(self, expression: str, *, plain: bool = False, lazy: bool = False) -> str:
-        """Add a rule, unless it is there; its name.
+        """Add a rule unless there is an equal one; return its name.
 
         Args:
-            expression: what it stands for.
+            expression: the right side of the rule.
             plain: whether it is an automaton.
-            lazy: whether it ends where it can, as an automaton otherwise does not.
+            lazy: whether it takes the shortest possible text; other automata take the longest.
         """
         key = expression, plain, lazy
         if key not in self._names:
@@ -61,11 +61,11 @@ class Rules:
         return self._names[key]
 
     def circular(self, what: str, expression: Callable[[str], str]) -> str:
-        """Add a rule that may refer to itself, unless it is there; its name.
+        """Add a rule that may refer to itself, unless it exists; return its name.
 
         Args:
-            what: what it stands for, by which it is known.
-            expression: gives what it stands for, from its name.
+            what: identifies the rule.
+            expression: makes its right side, from its name.
         """
         if (key := (what, False, False)) not in self._names:
             self._names[key] = name = self.name()
@@ -78,26 +78,26 @@ class Rules:
         return f"{'R' if plain else 'r'}{len(self._lines)}"
 
     def define(self, name: str, expression: str) -> None:
-        """Say what a named rule stands for."""
+        """Add the right side of a named rule."""
         self._lines.append(f"{name}: {expression}")
 
     def grammar(self, expression: str) -> str:
-        """The grammar of the texts of an expression."""
+        """The text of the grammar whose start rule is an expression."""
         return "\n".join([ALL_SPELLINGS, f"start: {expression}", *filter(None, self._lines)])
 
 
 def literal(text: str) -> str:
-    """An expression of one text."""
+    """The expression of a single text."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def until(mark: str) -> str:
-    """The expression, for a lazy rule, of any text up to and with the first occurrence of a mark."""
+    """The expression, for a lazy rule, of any text up to the first occurrence of a mark, which is included."""
     return f"/{ANY_TEXT}/ {literal(mark)}"
 
 
 def without(*marks: str) -> str:
-    """The expression of an automaton for texts in which no mark occurs."""
+    """The expression, for an automaton, of the texts in which none of the marks occurs."""
     return " & ".join([f"/{ANY_TEXT}/", *(f"~(/{ANY_TEXT}/ {literal(mark)} /{ANY_TEXT}/)" for mark in marks)])
 
 
@@ -108,7 +108,7 @@ def json_texts(schema: Any) -> str:
 
 
 def repeated(expression: str, least: int, most: int | None = None) -> str:
-    """An expression that is repeated between so many times, None for any number."""
+    """The expression of at least `least` and at most `most` repetitions; None for no limit."""
     if most == 0:
         return EMPTY
     upper = "" if most is None or most > LARGEST else most
@@ -116,10 +116,13 @@ def repeated(expression: str, least: int, most: int | None = None) -> str:
 
 
 def has_texts(grammar: str) -> bool:
-    """Whether there is a text of a grammar, whose first rule is an automaton.
+    """Whether a grammar has any text.
+
+    Args:
+        grammar: the grammar, whose first rule is an automaton.
 
     Raises:
-        ConfigError: it takes too much to find out.
+        ConfigError: finding out exceeds llguidance's limits.
     """
     matcher = _bytes_matcher(grammar)
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -130,10 +133,10 @@ def has_texts(grammar: str) -> bool:
 
 
 def matching(grammar: str, texts: Iterable[str]) -> list[bool]:
-    """Whether each of some texts is one of a grammar.
+    """Whether each text belongs to a grammar.
 
     Raises:
-        ConfigError: it takes too much to find out.
+        ConfigError: finding out exceeds llguidance's limits.
     """
     start_matcher = _bytes_matcher(grammar)
     verdicts = list[bool]()
@@ -146,17 +149,17 @@ def matching(grammar: str, texts: Iterable[str]) -> list[bool]:
 
 
 def problem_of(grammar: str) -> str:
-    """What llguidance refuses in a grammar, "" for nothing.
+    """llguidance's error for a grammar; "" if it accepts the grammar.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: llguidance is not installed.
     """
     library = load_library()
     return one_line(with_stack(lambda: library.LLMatcher.validate_grammar(grammar, limits=limits())))
 
 
 def with_stack(call: Callable[[], Any]) -> Any:
-    """Call in a thread that has `STACK`."""
+    """Call a function in a thread with a stack of `STACK` bytes; return its result."""
     with ThreadPoolExecutor(1) as pool:
         previous_size = threading.stack_size(STACK)
         try:
@@ -167,26 +170,30 @@ def with_stack(call: Callable[[], Any]) -> Any:
 
 
 def limits() -> Any:
-    """`LIMITS` as llguidance takes them."""
+    """`LIMITS` as an object of llguidance."""
     return load_library().LLParserLimits(**LIMITS)
 
 
 def one_line(error: object) -> str:
-    """An error in one line, without where llguidance finds it in a grammar that users do not see."""
+    """An error of llguidance in one line, without its place in a grammar that users do not see."""
     message = re.split(r"\n\s+\d+ \| |\n<state>", str(error))[0]
     message = re.sub(r"^at \d+\(\d+\): |^\d+\(\d+\): |failed to compile JSON schema: ", "", message)
     return " ".join(message.split())[:300]
 
 
 def _check_followed(matcher: Any) -> None:
-    """Raise what kept a matcher from following a text."""
+    """Raise the error of a matcher that failed.
+
+    Raises:
+        ConfigError: the matcher has exceeded llguidance's limits.
+    """
     if matcher.is_error():
         problem = one_line(matcher.get_error())
         raise ConfigError(f"invalid JSON schema: a pattern takes too much to compare ({problem}); make it simpler")
 
 
 def _bytes_matcher(grammar: str) -> Any:
-    """The matcher of a grammar whose tokens are bytes."""
+    """A matcher of a grammar for a vocabulary of bytes."""
     library = load_library()
     tokenizer = _bytes_tokenizer()
     return with_stack(lambda: library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits()))
@@ -201,7 +208,7 @@ def load_library() -> Any:
     """Import llguidance.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: llguidance is not installed.
     """
     check_requirements("a grammar", "grammar")
     import llguidance

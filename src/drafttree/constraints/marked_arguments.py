@@ -1,7 +1,7 @@
-"""Grammars of arguments that stand between marks, as Qwen3-Coder and GLM write them.
+"""Grammars of tool arguments that are written between marks, as by Qwen3-Coder and GLM.
 
-Texts stand there without quotes, all else as JSON. What stands between a value and its marks is fixed, since who reads
-the text could not tell it from white space of the value.
+Strings are written without quotes, other values as JSON. The text between a value and its marks is fixed, because a
+reader could not tell variable white space there from that of the value.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,16 @@ SPACE = r"/[ \n\r\t]/?"
 
 
 class Marks(NamedTuple):
-    """Expressions of what stands before the name of the first argument, of a further one, and before a value.
+    """The marks of a style.
 
-    The text between two arguments is no expression of its own: it may begin as the text behind the last one does.
+    The text between two arguments is part of `further`, since it may begin like the text after the last argument.
 
     Attributes:
-        end: the text behind a value.
-        edge: what stands between the value and the marks.
+        name: expression of what precedes the name of the first argument.
+        further: expression of what precedes the name of a later argument.
+        value: expression of what separates name and value.
+        end: the text after a value.
+        edge: the text between `end` and the value, and in `value` before it.
     """
 
     name: str
@@ -39,14 +42,14 @@ STYLES = {
     "qwen_xml": Marks('"<parameter="', r'"\n<parameter="', r'">\n"', "</parameter>", edge="\n"),
     "glm_xml": Marks('"<arg_key>"', r"/[ \n\r\t]?<arg_key>/", f'"</arg_key>" {SPACE} "<arg_value>"', "</arg_value>"),
 }
-"""By xgrammar's name of a style."""
+"""Marks by xgrammar's name of the style."""
 
 
 def marked_arguments(style: str, schema: Any, rules: Rules) -> str:
-    """The expression of the arguments of a schema, whose rules are added to others.
+    """The expression of the arguments that conform to a schema; its rules are added to `rules`.
 
     Raises:
-        ConfigError: the style is unknown, or the schema is invalid or cannot be enforced in it; the message says why.
+        ConfigError: the style is unknown, or the schema is invalid or cannot be enforced in this style.
     """
     if style not in STYLES:
         raise ConfigError(f"invalid structural tag: the style {style!r} is not supported; known: {', '.join(STYLES)}")
@@ -55,7 +58,7 @@ def marked_arguments(style: str, schema: Any, rules: Rules) -> str:
 
 
 class _Arguments:
-    """The arguments of one call."""
+    """Writes the expression of the arguments of one call."""
 
     def __init__(self, marks: Marks, reader: ValueReader, rules: Rules) -> None:
         self._marks = marks
@@ -87,17 +90,17 @@ class _Arguments:
         return arguments
 
     def _further_name(self, named: list[str]) -> str:
-        """The expression of the name of an argument that is none of some."""
+        """The expression of the name of an argument, except the names in `named`."""
         exclusion = f" & ~({' | '.join(map(literal, named))})" if named else ""
         return self._rules.add(rf"/[^<>\n]+/{exclusion}", plain=True)
 
     def _pair(self, name: str, value: Value) -> str:
-        """The rule of one argument, without the mark before its name; "" where it can have no value."""
+        """The rule of one argument, without the mark before its name; "" if it has no possible value."""
         values = " | ".join(self._values(value))
         return self._rules.add(f"{name} {self._marks.value} ({values})") if values else ""
 
     def _values(self, value: Value) -> Iterator[str]:
-        """Expressions of the texts of a value with what stands behind them."""
+        """Yield expressions whose union is the texts of a value, each with the end mark."""
         match value:
             case Reference():
                 yield from self._values(self._reader.resolve(value))
@@ -116,7 +119,7 @@ class _Arguments:
                     yield f"{texts} {literal(self._end)}"
 
     def _text(self, value: Text) -> str:
-        """The expression of the texts of a value with what stands behind them, as one automaton."""
+        """The expression of the texts of a string with the end mark, as one automaton."""
         expressions = [texts_with("JSON schema", pattern, self._rules, as_json=False) for pattern in value.patterns]
         if not value.length.is_free:
             expressions.append(repeated("/(?s:.)/", value.length.least, value.length.most))

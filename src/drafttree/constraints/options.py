@@ -1,7 +1,7 @@
 """Makes logits processors from generation options, with the names, classes and order of transformers' `generate`.
 
-So an option gives the same text here as there. Options that tree drafting cannot support are refused by name in
-`drafttree.constraints.refusals`, never ignored.
+An option therefore gives the same text as in transformers. `drafttree.constraints.refusals` refuses options that tree
+drafting does not support; none is ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,11 +53,11 @@ class ProcessorOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ProcessorContext:
-    """The properties of a request that processors are made from.
+    """The properties of a request that its processors depend on.
 
     Attributes:
-        prompt_length: tokens of the prompt.
-        limit: largest number of tokens of prompt and generated text together.
+        prompt_length: the number of tokens of the prompt.
+        limit: the most tokens of prompt and generated text together.
         eos: token ids that end the text.
         vocab_size: size of the target's vocabulary.
         device: device of the target's logits.
@@ -72,7 +72,7 @@ class ProcessorContext:
 
 MAX_FACTOR = 1e6
 MAX_BIAS = 1e30
-"""Far beyond what changes a text, and far below where logits leave float32."""
+"""Limits far beyond values that change a text, and far below those that overflow float32."""
 
 
 def _repetition_penalty(penalty: float, _: ProcessorContext) -> LogitsProcessor:
@@ -159,7 +159,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "min_new_tokens": 0,
     "remove_invalid_values": False,
 }
-"""Values with which transformers makes no processor."""
+"""Values for which transformers makes no processor."""
 TOKEN_OPTIONS = (
     "sequence_bias",
     "bad_words_ids",
@@ -174,14 +174,14 @@ TOKEN_OPTIONS = (
 def make_processors(
     options: Mapping[str, Any], custom: Iterable[LogitsProcessor], context: ProcessorContext
 ) -> LogitsProcessorList:
-    """Make the processors of transformers' `generate` for these options, in its order, followed by the custom ones.
+    """Make the processors of transformers' `generate` for some options, in its order, followed by the custom ones.
 
-    As in transformers, a custom processor replaces the made one of the same type.
+    As in transformers, a custom processor replaces the one of the same type that an option makes.
 
     Args:
         options: values of `ProcessorOptions`.
-        custom: processors given by the user.
-        context: the request they are made for.
+        custom: processors of the user.
+        context: the request that they are for.
 
     Raises:
         ConfigError: a value is out of range.
@@ -245,14 +245,14 @@ def _token_ids(value: object) -> Iterator[int]:
 
 
 class OccurrencePenalty(LogitsProcessor):
-    """Subtracts from the logits of tokens that were generated: once each, and as often as each was.
+    """Presence and frequency penalties on the logits of generated tokens, as OpenAI and vLLM define them.
 
-    OpenAI's and vLLM's definition: `logits -= presence * (count > 0) + frequency * count`, the prompt not counted.
+    `logits -= presence * (count > 0) + frequency * count`, where `count` leaves out the prompt.
 
     Args:
-        prompt_length: tokens before the text.
-        presence: subtracted from every token that occurs.
-        frequency: subtracted for every time it does.
+        prompt_length: the number of tokens of the prompt.
+        presence: penalty for each token that occurs.
+        frequency: penalty for each occurrence of a token.
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:

@@ -1,8 +1,8 @@
-"""Reads regular expressions in the dialect of JSON Schema (ECMA-262) and writes them as llguidance reads them right.
+"""Translates regular expressions from the dialect of JSON Schema (ECMA-262) to that of llguidance (Rust).
 
-llguidance's Rust library knows classes inside classes, flags and Unicode's digits and letters; in ECMA-262 `[[a]` is a
-class of two characters, `\\d` and `\\w` are ASCII, and `.` is no line end. In a JSON text a pattern stands for all
-spellings of what it matches.
+Rust's dialect has nested classes, flags, and Unicode digits and letters. In ECMA-262, `[[a]` is a class of two
+characters, `\\d` and `\\w` are ASCII, and `.` matches no line end. In a JSON text, a pattern must match all
+spellings of the text it describes.
 """
 
 import functools
@@ -48,7 +48,7 @@ SETS: dict[str, Characters] = {
 LINE_ENDS = join((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ASCII = 128
 IN_GRAMMARS = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-"""Characters that end a pattern in a grammar of llguidance, or a line of it."""
+"""Characters that would end a pattern, or its line, in an llguidance grammar, with their escapes."""
 BEGIN, END = "^", "$"
 HALVES = re.compile(
     r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -58,12 +58,12 @@ HALVES = re.compile(
 
 
 class CharacterClass(NamedTuple):
-    """The characters of which a pattern takes one.
+    """A class of characters, of which a pattern matches one.
 
     Attributes:
-        ranges: first and last code points.
+        ranges: first and last code points of its ranges.
         properties: Unicode properties, such as `\\p{Lu}`, whose characters belong to it too.
-        negated: whether it takes all other characters.
+        negated: whether it matches all other characters instead.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -79,16 +79,16 @@ def regex_texts(pattern: object) -> str:
     """The expression of the texts that match a regular expression as a whole.
 
     Raises:
-        ConfigError: a part of it is unknown, or would mean something else.
+        ConfigError: a part of it is unknown, or would mean something else to llguidance.
     """
     return f"/{rust_pattern('regex', check_text('regex', pattern)) or '(?:)'}/"
 
 
 def check_text(name: str, text: object) -> str:
-    """Refuse what is no text.
+    """Return a text as it is.
 
     Raises:
-        ConfigError: it is of another type, or has a lone surrogate.
+        ConfigError: `text` is of another type, or has a lone surrogate.
     """
     if not isinstance(text, str):
         raise ConfigError(f"the {name} is of type {type(text).__name__}; give a string")
@@ -99,14 +99,14 @@ def check_text(name: str, text: object) -> str:
 
 @functools.lru_cache(maxsize=256)
 def rust_pattern(name: str, pattern: str) -> str:
-    """A pattern in Rust's syntax. What Rust does not know, such as anchors inside, llguidance refuses by itself.
+    """Translate a pattern to Rust's syntax; llguidance itself refuses what Rust does not support.
 
     Args:
-        name: what the pattern is of, in the message.
-        pattern: in the dialect of JSON Schema.
+        name: what has the pattern, for error messages.
+        pattern: the pattern, in the dialect of JSON Schema.
 
     Raises:
-        ConfigError: a part of it is unknown, or would mean something else.
+        ConfigError: a part of it is unknown, or would mean something else to llguidance.
     """
     pieces = []
     for token in _tokens(name, pattern):
@@ -131,16 +131,16 @@ def rust_pattern(name: str, pattern: str) -> str:
 
 
 def texts_with(name: str, pattern: str, rules: Rules, *, as_json: bool) -> str:
-    """The expression, for an automaton, of the texts a part of which a pattern matches, as JSON Schema has it.
+    """The expression, for an automaton, of the texts in which a pattern matches some part, as in JSON Schema.
 
     Args:
-        name: what the pattern is of, in the message.
-        pattern: in the dialect of JSON Schema; llguidance reads it without an error (`rust_pattern`).
-        rules: they are added to.
-        as_json: whether texts are spelled as in a JSON text, without quotes; else they are as they are.
+        name: what has the pattern, for error messages.
+        pattern: the pattern, in the dialect of JSON Schema; llguidance must accept it (`rust_pattern`).
+        rules: the grammar's rules, to which this may add some.
+        as_json: whether to match the spellings of a text inside a JSON string, without quotes, or the text itself.
 
     Raises:
-        ConfigError: a part of it is unknown, or has an anchor inside.
+        ConfigError: a part of the pattern is unknown, or it has an anchor inside.
     """
     groups: list[_Group] = [_Group()]
     for token in _tokens(name, pattern):
@@ -168,10 +168,10 @@ def texts_with(name: str, pattern: str, rules: Rules, *, as_json: bool) -> str:
 
 
 def join_halves(name: str, text: str) -> str:
-    """A text in which escaped halves of surrogate pairs, as JavaScript writes them, are the characters they stand for.
+    """Replace escaped surrogate pairs, as JavaScript writes them, by the characters that they stand for.
 
     Raises:
-        ConfigError: it has only one half of a pair.
+        ConfigError: the text has only one half of a pair.
     """
 
     def joined(found: re.Match[str]) -> str:
@@ -184,10 +184,10 @@ def join_halves(name: str, text: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def read_class(name: str, text: str) -> CharacterClass:
-    """The class that is written as `[^a-z]`.
+    """Parse a class such as `[^a-z]`.
 
     Raises:
-        ConfigError: a part of it is unknown, or is read in several ways.
+        ConfigError: a part of the class is unknown, or dialects disagree on its meaning.
     """
     negated = text[1] == "^"
     items = IN_CLASS.findall(text[1 + negated : -1])
@@ -217,12 +217,12 @@ def read_class(name: str, text: str) -> CharacterClass:
 
 
 def bound_of(digits: str) -> int:
-    """A bound of a repetition; one of more than ten digits as some number that is too large."""
+    """Parse a bound of a repetition; of many digits, only the first 11 are read, which is too large anyway."""
     return int(digits.lstrip("0")[:11] or "0")
 
 
 class _Group:
-    """The alternatives of a group: sequences of expressions, anchors, and groups that have anchors inside."""
+    """The alternatives of a group, each a sequence of expressions, anchors, and groups with anchors inside."""
 
     def __init__(self) -> None:
         self.alternatives: list[list[str | _Group]] = [[]]
@@ -236,10 +236,16 @@ class _Group:
         return _either(map(str, alternative) for alternative in self.alternatives)
 
     def searched(self, name: str, any_text: str, *, at_begin: bool, at_end: bool) -> str:
-        """The expression of the texts with a part that a group matches, which stands at the edges of a pattern.
+        """The expression of the texts in which a group matches some part.
+
+        Args:
+            name: what has the pattern, for error messages.
+            any_text: the expression of any text.
+            at_begin: whether the group begins the pattern, so that any text may precede it unless it has an anchor.
+            at_end: whether the group ends the pattern, likewise.
 
         Raises:
-            ConfigError: an anchor stands inside.
+            ConfigError: an anchor stands inside the pattern.
         """
         alternatives = []
         for alternative in self.alternatives:
@@ -269,10 +275,10 @@ class _Group:
 
 @functools.lru_cache(maxsize=256)
 def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
-    """The tokens of a pattern.
+    """Split a pattern into tokens.
 
     Raises:
-        ConfigError: a part of it is not supported; the message names it.
+        ConfigError: a token is not supported; the message names it.
     """
     tokens = (*TOKEN.finditer(join_halves(name, pattern)),)
     for previous_token, token in zip([None, *tokens], tokens, strict=False):
@@ -286,7 +292,7 @@ def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
 
 
 def _either(sequences: Iterable[Iterable[str]]) -> str:
-    """An expression of any of some sequences, which may be empty."""
+    """The expression of a choice among sequences, which may be empty."""
     return f"({' | '.join(' '.join([EMPTY, *sequence]) for sequence in sequences)})"
 
 
@@ -299,7 +305,7 @@ def _repetition(token: re.Match[str]) -> str:
 
 
 def _repeated(texts: str, token: re.Match[str]) -> str:
-    """An expression that is repeated."""
+    """The expression of a repetition of `texts`, as often as a token says."""
     if token["least"] is None:
         return f"({texts}){_repetition(token)}"
     min_count = bound_of(token["least"])
@@ -308,7 +314,11 @@ def _repeated(texts: str, token: re.Match[str]) -> str:
 
 
 def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: bool) -> str:
-    """The expression of one character that a token stands for."""
+    """The expression of the characters that a token matches.
+
+    Raises:
+        ConfigError: the token matches no character.
+    """
     text = token[0]
     match token.lastgroup:
         case "class":
@@ -328,9 +338,9 @@ def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: 
 
 @functools.lru_cache(maxsize=1024)
 def _in_json(characters: CharacterClass) -> str:
-    """A pattern of the spellings of the characters of a class in a JSON text, "" where it has none.
+    """A pattern of all spellings of a class's characters in a JSON text; "" if it has no characters.
 
-    Unicode properties have thousands of characters. Those beyond ASCII are only written as they are.
+    Of Unicode properties, which have thousands of characters, only the ASCII ones may be escaped.
     """
     ranges = join(*characters.ranges)
     if not characters.properties:
@@ -354,7 +364,7 @@ def _code(name: str, item: str) -> int:
     """The code point of a character, or of an escape of one.
 
     Raises:
-        ConfigError: it is no escape that is known.
+        ConfigError: the escape is unknown.
     """
     if len(item) == 1:
         return ord(item)

@@ -1,9 +1,9 @@
 """Applies logits processors and grammars at every node of a draft tree.
 
 transformers' processors (repetition penalty, banned n-grams, forced tokens) depend on the tokens before a position, and
-a grammar on the whole text. Every node of a tree ends a text of its own, so the processors see each level of the tree
-as one batch of texts, and the grammar follows the paths. Constraints apply to the target's logits, so accepted tokens
-and the bonus token obey them, and to the drafter's, so drafted tokens are likelier to be accepted.
+a grammar on the whole text. Each node of a tree is the end of its own text, so processors see each level of the tree
+as a batch of texts, and a grammar follows the paths. Constraints apply to the target's logits, so accepted tokens and
+the bonus token obey them, and to the drafter's, so that drafted tokens are likelier to be accepted.
 """
 
 import time
@@ -41,13 +41,13 @@ STATEFUL_PROCESSORS = {
 class ConstraintState(Protocol):
     """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths.
 
-    It may have a method `forced(most)` that proposes the next tokens, at most so many, where the text can go on in one
-    way only. Whether they become part of it is for the target to say. One whose answers for drafted paths may depend on
-    other texts needs a method `share_nothing()`, after which they do not.
+    Two methods are optional. `forced(most)` proposes up to `most` next tokens if the text has only one continuation;
+    the target still decides whether they become part of it. `share_nothing()` makes the results for drafted paths
+    independent of other texts; a state that shares anything with other texts needs it.
     """
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Return logits `[paths, vocab]` with -inf for tokens that may not follow each path; may work in place.
+        """Set logits `[paths, vocab]` to -inf for tokens that must not follow each path; may work in place.
 
         No path contains an EOS token. Logits after a path that itself breaks the constraint are never used.
         """
@@ -72,7 +72,7 @@ class Constraint(Protocol):
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: the constraint cannot be met with these.
+            ConfigError: no text can meet the constraint with this tokenizer, vocabulary and EOS.
         """
         ...
 
@@ -86,8 +86,8 @@ class PathConstraints:
         eos: token ids that end the text; paths that go on after one are not processed.
 
     Attributes:
-        padding: tokens the processors see before the text, such as the left padding of a batch.
-        seconds: CPU time that they have taken since it was last set to 0.
+        padding: token ids that the processors see before the text, such as the left padding of a batch.
+        seconds: CPU seconds spent on the constraints since this was last set to 0.
 
     Raises:
         ConfigError: a processor is stateful, so it cannot score several paths of one text.
@@ -116,17 +116,17 @@ class PathConstraints:
                 self._state.commit(token)
 
     def share_nothing(self) -> None:
-        """Let nothing that other texts have done decide what is drafted for this one."""
+        """Make drafts of this text independent of other texts, see `ConstraintState`."""
         getattr(self._state, "share_nothing", lambda: None)()
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, at most so many, where the text can go on in one way only, spelled as is usual."""
+        """Up to `most` next tokens if the text has only one continuation, tokenized as usual; else none."""
         propose_tokens = getattr(self._state, "forced", None)
         with self._timed():
             return propose_tokens(most) if propose_tokens else []
 
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
-        """Constrain a drafter's logits of one level. A row with no allowed token, or that fails, stays unchanged.
+        """Constrain a drafter's logits of one level; a row where no token is allowed or a processor fails is unchanged.
 
         Args:
             tokens: token ids of the committed text.
@@ -151,12 +151,12 @@ class PathConstraints:
             logits: the target's logits.
 
         Returns:
-            The processed logits, and the drafted nodes that have none: a processor fails there, or no token is allowed.
-            That is an error of the text if it takes such a node, and of nothing if it does not.
+            The processed logits, and the drafted nodes where a processor fails or no token is allowed; these are an
+            error only if the text takes them.
 
         Raises:
-            ConfigError: a processor returns invalid scores, or no token is allowed, behind the text as it is.
-            ModelError: the target's logits behind it are NaN.
+            ConfigError: at the root, a processor returns invalid scores, or no token is allowed.
+            ModelError: the target's logits at the root are NaN.
         """
         paths = tree.paths()
         processed_logits = _as_floats(logits)
@@ -168,7 +168,7 @@ class PathConstraints:
         return _keep_dead_rows(processed_logits, logits), dead_nodes
 
     def _process_drafted(self, tokens: list[int], paths: Sequence[Path], scores: Tensor, logits: Tensor) -> set[int]:
-        """Process scores, a copy of the logits, in place; the rows where that fails, which stay as they were."""
+        """Process scores, a copy of the logits, in place; return the rows where it fails, which stay unchanged."""
         with suppress(Exception):
             self._process(tokens, paths, scores)
             return set()
@@ -210,7 +210,7 @@ class PathConstraints:
         return torch.cat((text, torch.tensor(paths, dtype=torch.long, device=device)), 1)
 
     def _dead_ends(self, tree: DraftTree, processed: Tensor) -> list[int]:
-        """The nodes on allowed paths that allow no next token."""
+        """The nodes that are reached by allowed tokens, but allow no next token."""
         possible_nodes = processed.amax(1) > -torch.inf
         if possible_nodes.all():
             return []
@@ -221,7 +221,7 @@ class PathConstraints:
         return (reached_nodes & ~possible_nodes).nonzero()[:, 0].tolist()
 
     def _dead_end(self, tokens: list[int], scores: Tensor) -> DraftTreeError:
-        """Return the error that names the constraint which allows no token after the text."""
+        """The error for a text after which no token is allowed; it names the constraint at fault."""
         if not scores.amax() > -torch.inf:
             return not_numbers()
         text = self._token_ids(tokens, [()], scores.device)
@@ -236,7 +236,7 @@ class PathConstraints:
 
 
 def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """Return a processor that treats every text as one of prompt `row` of the batch the given one was made for."""
+    """A processor that treats every text as one of prompt `row` in the batch that `processor` was made for."""
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, int(processor.prompt_ignore_length[row]))
     if type(processor) is PrefixConstrainedLogitsProcessor:
@@ -246,7 +246,12 @@ def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
 
 
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
-    """Call a processor on scores `[texts, vocab]` and check its result; errors name the processor and position."""
+    """Call a processor on scores `[texts, vocab]`, and check its result.
+
+    Raises:
+        ConfigError: the result is no tensor, has another shape, or has NaN or +inf; the message names the processor and
+            the position.
+    """
     name = type(processor).__name__
     position = f"at position {texts.shape[1]}"
     try:
@@ -263,7 +268,7 @@ def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
             f"{name} returned logits of shape {tuple(result.shape)} {position}; it must keep the shape "
             f"{tuple(scores.shape)}"
         )
-    # A row without a possible token, as a lookup drafts where it finds nothing, has no log-softmax: it stays as it is.
+    # A row without a possible token, as from a lookup that finds nothing, has no log-softmax: it stays as it is.
     dead_rows = scores.amax(1, keepdim=True) == -torch.inf
     result = result.masked_fill(dead_rows & result.isnan(), -torch.inf)
     if not result.amax() < torch.inf and scores.amax() < torch.inf:
@@ -274,7 +279,7 @@ def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
 
 
 def _checked(processor: LogitsProcessor, vocab_size: int) -> LogitsProcessor:
-    """The processor itself, or one of `prefix_allowed_tokens_fn` that checks what the function returns."""
+    """The processor itself; if it is one of `prefix_allowed_tokens_fn`, one that checks the function's results."""
     if type(processor) is not PrefixConstrainedLogitsProcessor:
         return processor
     allowed_tokens_fn = processor._prefix_allowed_tokens_fn
@@ -289,7 +294,7 @@ def _checked(processor: LogitsProcessor, vocab_size: int) -> LogitsProcessor:
 
 
 def _token_problem(found: Any, vocab_size: int) -> str | None:
-    """What is wrong with a list of allowed tokens, None for nothing."""
+    """What is wrong with a list of allowed tokens; None if it is valid."""
     try:
         ids = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError):
@@ -303,14 +308,14 @@ def _token_problem(found: Any, vocab_size: int) -> str | None:
 
 
 def _as_floats(logits: Tensor) -> Tensor:
-    """A copy in float32 at least."""
+    """A copy of logits in float32, or in their own dtype if that is wider."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
 def _keep_dead_rows(processed: Tensor, logits: Tensor) -> Tensor:
-    """Replace processed rows `[rows, vocab]` that are -inf throughout by the raw logits.
+    """Replace processed rows `[rows, vocab]` that are all -inf by the raw logits, since their softmax would be NaN.
 
-    Their softmax would be NaN. Such a row belongs to a path that is never accepted, or has been refused before.
+    Such a row belongs to a path that is never accepted, or that is reported as an error.
     """
     possible_rows = processed.amax(1, keepdim=True) > -torch.inf
     return processed if possible_rows.all() else torch.where(possible_rows, processed, logits)

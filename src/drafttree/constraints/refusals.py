@@ -1,8 +1,8 @@
-"""What requests may ask for that changes no text, what is lowered to what there is, and what is refused, and why.
+"""Options of requests that have no effect, that are lowered to a limit, or that are refused, with the reasons.
 
-One table for every face of drafttree: transformers' `generate`, the server's APIs, and Dynamo's frontend. The server
-makes fields of its requests from it (`interfaces/server/fields.py`). `docs/options.md` and
-`docs/server-reference.md` show it.
+One table for all interfaces: transformers' `generate`, the server's APIs, and Dynamo's frontend. The server makes
+fields of its requests from it (`interfaces/server/fields.py`); `docs/options.md` and `docs/server-reference.md` show
+it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ class Refused:
 
     Attributes:
         advice: what to do instead.
-        neutral: values besides None and False that ask for nothing, so they are accepted.
-        code: the word by which clients of the server know the error.
-        off: whether None and False ask for nothing; if not, False is refused too.
-        empty: whether an empty list or object in a request asks for nothing.
+        neutral: values besides None and False that request nothing, and so are accepted.
+        code: the error's code in replies of the server.
+        off: whether False requests nothing; if not, it is refused too.
+        empty: whether an empty list or object in a request requests nothing.
     """
 
     advice: str
@@ -34,16 +34,16 @@ class Refused:
     empty: bool = True
 
     def accepts(self, value: object) -> bool:
-        """True for a value that asks for nothing."""
+        """Whether a value requests nothing."""
         return value is None or (self.off and value is False) or any(_same(value, neutral) for neutral in self.neutral)
 
 
 @dataclass(frozen=True)
 class NoEffect:
-    """An option that is accepted though it changes no text.
+    """An option that is accepted although it does not change the text.
 
     Attributes:
-        why: why it changes none.
+        why: the reason.
         kind: the type of its values.
     """
 
@@ -53,17 +53,17 @@ class NoEffect:
 
 @dataclass(frozen=True)
 class Clamped:
-    """An upper bound that may be above what there is, and then is what there is.
+    """An upper bound that may exceed what is available, and is then lowered to it.
 
     Attributes:
-        to: what there is.
+        to: what is available.
     """
 
     to: str
 
 
 NO_THREADS = "thread_unsupported_request"
-"""The code by which Anthropic's client knows that it must send whole conversations, and does."""
+"""Error code after which Anthropic's client sends whole conversations."""
 _BEAMS = "beam search keeps several texts, a draft tree belongs to one; leave it out"
 _ASSISTED = "the drafter is an argument of drafttree.load"
 _STORED = "every request keeps its own KV cache on the model's device; leave it out"
@@ -99,7 +99,7 @@ def _check_items(table: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 ITEM_BY_ITEM = WrapValidator(_check_items)
-"""Lets the check of an object end at its first mistake, since no other one is told; pydantic does it from 2.13 on."""
+"""Ends the validation of an object at its first mistake, the only one that is told; pydantic can do so from 2.13 on."""
 METADATA = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -352,9 +352,9 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "formatted_prompt": NoEffect("the frontend's own"),
     },
 }
-"""By face or part of a request, and by field: a line for each that is not simply served.
+"""Fields that are not simply supported, by interface or part of a request, and by name.
 
-`server` stands for all of the server's requests for texts; the parts of a request are named behind it.
+`server` stands for all requests for texts to the server; parts of a request have its name as a prefix.
 """
 REFUSED = {name: entry for name, entry in FIELDS["generate"].items() if isinstance(entry, Refused)}
 NO_EFFECT = {name: entry.why for name, entry in FIELDS["generate"].items() if isinstance(entry, NoEffect)}
@@ -362,20 +362,20 @@ NO_EFFECT = {name: entry.why for name, entry in FIELDS["generate"].items() if is
 
 
 def refusal(option: str, advice: str = "leave it out, or call generate without custom_generate") -> ConfigError:
-    """Return the error for an option of transformers' `generate` that tree drafting cannot support."""
+    """The error for an option of transformers' `generate` that tree drafting does not support."""
     return ConfigError(f"tree drafting does not support {option}; {advice}")
 
 
 def check_options(options: Mapping[str, Any], given: Iterable[str], served: Iterable[str]) -> None:
-    """Refuse unknown options, and unsupported ones unless their value asks for nothing.
+    """Refuse unknown options, and unsupported ones unless their value requests nothing.
 
     Args:
         options: the options of a text, defaults included.
-        given: names of those that the caller gave; the others come from a generation config.
+        given: names of the options that the caller gave; the others come from a generation config.
         served: names of the supported options.
 
     Raises:
-        ConfigError: an option is not supported, with an alternative, or does not exist, with the nearest name.
+        ConfigError: an option is not supported, or does not exist; the message has an alternative or the nearest name.
     """
     served = set(served)
     given = set(given)
@@ -404,6 +404,6 @@ def show_option(name: str, value: Any) -> str:
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Whether two values ask for the same: True is not 1."""
+    """Whether two values are equal, except that True is not 1."""
     plain = isinstance(value, int | float | str | list | dict)
     return plain and value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,4 +1,4 @@
-"""Compares the members of a JSON schema: which types they allow, and whether a value can conform to two of them."""
+"""Compares schemas within a JSON schema: the types that each allows, and whether a value can conform to two."""
 
 from typing import Any
 from urllib.parse import unquote
@@ -9,44 +9,44 @@ Schema = dict[str, Any]
 
 OBJECT_KEYWORDS = ("properties", "additionalProperties", "unevaluatedProperties")
 ARRAY_KEYWORDS = ("items", "prefixItems", "unevaluatedItems")
-"""Keywords from which the type `object` or `array` is inferred."""
+"""Keywords (and those above) from which the type `array` (or `object`) is inferred."""
 
 SPLIT_TYPES = {"number": {"integer", "fraction"}}
 ALL_TYPES = {"null", "boolean", "integer", "fraction", "string", "array", "object"}
 MAX_DEPTH = 16
-"""Depth of references and properties followed when two schemas are compared."""
+"""The most levels of references and properties that a comparison of two schemas follows."""
 MAX_STEPS = 200_000
-"""How often schemas and pairs of them are looked at in one document, which takes some two seconds."""
+"""The most steps of all comparisons in one document, which take about two seconds."""
 VALUES_PER_STEP = 32
-"""Pairs of constants that are compared in the time of one step."""
+"""Pairs of constants whose comparison counts as one step."""
 
 
 class SchemaComparison:
-    """Comparisons within one document.
+    """Compares the schemas of one document.
 
-    Members may refer to each other in circles, along which the number of paths grows exponentially with their depth. So
-    what was found of a schema, or of a pair, at a depth is kept.
+    Results are cached by schema or pair, and depth: schemas may refer to each other in circles, and the number of paths
+    along them grows exponentially with the depth.
 
     Args:
-        root: the document, which references begin at.
-        max_steps: how often schemas and pairs may be looked at; None for `MAX_STEPS`.
+        root: the document, from which references are resolved.
+        max_steps: the most steps of all comparisons; None for `MAX_STEPS`.
     """
 
     def __init__(self, root: Any, max_steps: int | None = None) -> None:
         self._root = root
         self._max_steps = MAX_STEPS if max_steps is None else max_steps
         self._steps = 0
-        # By the schemas' identities; the schemas are kept too, since the identity of a freed one is given to another.
+        # Keys have the ids of schemas. Values keep the schemas alive, because the id of a freed one may be reused.
         self._types: dict[tuple[int, int], tuple[Any, set[str]]] = {}
         self._disjoint: dict[tuple[int, int, int], tuple[Any, Any, bool]] = {}
 
     def possible_types(self, schema: Any, depth: int = MAX_DEPTH) -> set[str]:
-        """Types of the values a schema may allow; numbers are split into integers and fractions.
+        """Types of the values that a schema may allow; `number` is split into `integer` and `fraction`.
 
         Raises:
-            ConfigError: it takes more than the steps that are allowed to find them.
+            ConfigError: the comparisons take more than the allowed steps.
         """
-        self._spend()  # of what is kept, too: it may be asked for as often as there are pairs of schemas
+        self._spend()  # also for a cached result: it may be needed once per pair of schemas
         key = id(schema), depth
         if key not in self._types:
             self._types[key] = schema, self._find_types(schema, depth)
@@ -56,7 +56,7 @@ class SchemaComparison:
         """Whether types, constants or object properties prove that no value conforms to both schemas.
 
         Raises:
-            ConfigError: it takes more than the steps that are allowed to find out.
+            ConfigError: the comparisons take more than the allowed steps.
         """
         self._spend()
         key = id(first), id(second), depth
@@ -109,7 +109,7 @@ class SchemaComparison:
         return types == {"object"} and self._objects_disjoint(first, second, depth)
 
     def _objects_disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
-        """Whether a property required by both is disjoint, or one object requires a property the other forbids."""
+        """Whether a property that both require has disjoint schemas, or one requires a property the other forbids."""
         if _requires_forbidden(first, second) or _requires_forbidden(second, first):
             return True
         first_properties, second_properties = dict_entry(first, "properties"), dict_entry(second, "properties")
@@ -117,7 +117,7 @@ class SchemaComparison:
         return any(self.disjoint(first_properties[name], second_properties[name], depth - 1) for name in shared_names)
 
     def follow_refs(self, schema: Any) -> Any:
-        """Follow references; one that leads nowhere or in a circle resolves to a schema without constraints."""
+        """Follow references from a schema; the result is {} for a circle, and None if one leads nowhere."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -125,7 +125,7 @@ class SchemaComparison:
         return {}
 
     def resolve(self, reference: str) -> Any:
-        """What a reference such as `#/$defs/name` leads to, None for nothing."""
+        """The schema that a reference such as `#/$defs/name` leads to; None if there is none."""
         schema = self._root
         for segment in map(unquote, reference.split("/")[1:]):
             name = segment.replace("~1", "/").replace("~0", "~")
@@ -137,7 +137,7 @@ class SchemaComparison:
 
 
 def implied_type(schema: Any) -> str | None:
-    """The type of which a schema without one speaks, None where it does not."""
+    """The type that the keywords of a schema without `type` imply; None if they imply none."""
     if not isinstance(schema, dict) or "type" in schema:
         return None
     keywords_by_type = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
@@ -145,7 +145,7 @@ def implied_type(schema: Any) -> str | None:
 
 
 def dict_entry(schema: Schema, keyword: str) -> Schema:
-    """The object under a keyword, empty where there is none."""
+    """The object under a keyword; {} if there is none."""
     entry = schema.get(keyword)
     return entry if isinstance(entry, dict) else {}
 
@@ -169,13 +169,13 @@ def _types_of_value(value: Any) -> set[str]:
 
 
 def _values(schema: Schema) -> list | None:
-    """The values of `const` or `enum`, None if the schema has neither."""
+    """The values of `const` or `enum`; None if the schema has neither."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
 def _requires_forbidden(first: Schema, second: Schema) -> bool:
-    """Whether one object schema requires a property that another, which names all of its own, does not have."""
+    """Whether one object schema requires a property that the other, which allows only named ones, does not name."""
     is_closed = second.get("additionalProperties") is False and "patternProperties" not in second
     return is_closed and bool(set(required(first)) - dict_entry(second, "properties").keys())

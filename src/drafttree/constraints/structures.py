@@ -22,11 +22,11 @@ FIELDS = {
     "triggered_tags": {"triggers", "tags", "at_least_one", "stop_after_first"},
     "tags_with_separator": {"tags", "separator", "at_least_one", "stop_after_first"},
 }
-"""The types of parts, and what each may have."""
+"""The types of parts, and the fields that each may have."""
 
 
 def structure_texts(part: Any, rules: Rules) -> str:
-    """The expression of the texts of a structure, whose rules are added to others.
+    """The expression of the texts of a structure; its rules are added to `rules`.
 
     Raises:
         ConfigError: a part is malformed or not supported; the message names it.
@@ -89,7 +89,7 @@ def _schema(part: dict[str, Any], rules: Rules) -> str:
 
 
 def _tag(part: dict[str, Any], rules: Rules, trigger: str = "") -> str:
-    """A tag, without the trigger that it begins with."""
+    """The expression of a tag, without the trigger that it begins with."""
     begin, end = _string(part["begin"]).removeprefix(trigger), _string(part["end"])
     if part["content"] == {"type": "any_text"} and end:
         content = rules.add(until(end), lazy=True)
@@ -99,7 +99,7 @@ def _tag(part: dict[str, Any], rules: Rules, trigger: str = "") -> str:
 
 
 def _triggered(part: dict[str, Any], rules: Rules) -> str:
-    """Tags in free text; what begins as one is one."""
+    """The expression of free text with tags; after a trigger, a tag must follow."""
     triggers = [_string(trigger) for trigger in part["triggers"]]
     trigger_texts = []
     for trigger in triggers:

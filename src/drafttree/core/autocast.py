@@ -6,12 +6,12 @@ from drafttree.core.errors import ConfigError
 
 
 def refuse_autocast(device: torch.device) -> None:
-    """Refuse to run a model where torch would change the dtype of its operations.
+    """Refuse to run a model while torch would change the dtype of its operations.
 
-    Its own `generate` writes another text there. Packed passes and the threads of engines know nothing of it.
+    The model's own `generate` then writes another text, and packed passes and engine threads ignore autocast.
 
     Raises:
-        ConfigError: `torch.autocast` is active for this kind of device.
+        ConfigError: If `torch.autocast` is active for this kind of device.
     """
     device_type = device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):

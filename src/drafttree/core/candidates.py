@@ -1,4 +1,4 @@
-"""The few tokens that a drafter proposes behind nodes, on the host."""
+"""The few tokens that a drafter proposes after nodes, on the host."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,20 +6,19 @@ from typing import NamedTuple
 from drafttree.core.lazy import Array, Tensor, np, torch
 
 LEAST, TINY = -1e300, 1e-300
-"""Stand for a logit and a probability of 0 where a row has no token that is possible at all."""
+"""Bounds from below of a row's highest logit and of its sum, for rows in which no token is possible."""
 
 
 class Candidates(NamedTuple):
-    """Logits of the tokens that may follow each node, where a drafter proposes few and the host knows them.
+    """Logits of the tokens that may follow each node, for a drafter that proposes few and has them on the host.
 
-    They stand for logits of the whole vocabulary that are -inf for all other tokens, with one column more: what is
-    neither of the proposed tokens.
+    They stand for logits of the whole vocabulary, -inf for all other tokens, and one more column for "none of these".
 
     Attributes:
-        tokens: int64 `[nodes, width]` ids of the proposed tokens, in ascending order: so a truncation that has to
-            choose between equal ones takes the same as in logits of the whole vocabulary. What fills a row up has id 0.
-        logits: float32 `[nodes, width + 1]` of these tokens, -inf where they fill a row up, and in the last column of
-            all others together.
+        tokens: int64 `[nodes, width]` ids of the proposed tokens, ascending, so that a truncation chooses between equal
+            ones as in logits of the whole vocabulary. Rows are filled up with id 0.
+        logits: float32 `[nodes, width + 1]` their logits, -inf for what fills a row up; the last column is of all other
+            tokens together.
         vocab: columns of the vocabulary.
     """
 
@@ -32,7 +31,7 @@ class Candidates(NamedTuple):
         """Candidates of rows that may differ in width.
 
         Args:
-            rows: of each node the proposed tokens, their logits, and the logit of all others together.
+            rows: per node, the proposed tokens, their logits, and the logit of all others together.
             vocab: columns of the vocabulary.
         """
         width = max([1, *(len(tokens) for tokens, _, _ in rows)])
@@ -53,15 +52,15 @@ class Candidates(NamedTuple):
 
     def divided(self, temperature: float) -> "Candidates":
         """The candidates at a temperature."""
-        with np.errstate(over="ignore"):  # what is beyond float32 is as impossible
+        with np.errstate(over="ignore"):  # a logit beyond float32 becomes infinite, which is as impossible
             return self._replace(logits=(self.logits.astype(np.float64) / temperature).astype(np.float32))
 
     def part(self, begin: int, end: int) -> "Candidates":
-        """Those of some consecutive nodes."""
+        """The candidates of the nodes from `begin` to before `end`."""
         return self._replace(tokens=self.tokens[begin:end], logits=self.logits[begin:end])
 
     def joined(self, others: Sequence["Candidates"]) -> "Candidates":
-        """These and others, one behind the other."""
+        """These candidates and others, one after the other."""
         groups = [self, *others]
         width = max(group.tokens.shape[1] for group in groups)
         tokens = np.concatenate(
@@ -78,11 +77,11 @@ class Candidates(NamedTuple):
     def best(self, width: int, allowed: int) -> tuple[Array, Array]:
         """Log-probabilities, float32, and ids `[nodes, width]` of the best tokens, the best first.
 
-        Of equal ones the lower id is the better. Where fewer are proposed, the rest is at -inf.
+        Of equal ones the lower id is the better. If fewer are proposed, the rest is at -inf.
 
         Args:
-            width: tokens of a node at most.
-            allowed: tokens are below this; the others count among the probabilities.
+            width: most tokens of a node.
+            allowed: only ids below this are returned; the others take part in the softmax.
         """
         shifted_logits = self.logits.astype(np.float64)
         shifted_logits -= np.maximum(shifted_logits.max(1, keepdims=True), LEAST)

@@ -1,4 +1,4 @@
-"""The costs of the parts of a round, as plain numbers, by which a policy weighs a node against the time it takes.
+"""The costs of the parts of a round, as plain numbers, by which a policy weighs a node against its time.
 
 All costs are in one unit, seconds where they were measured; only their ratios decide. In the words of the speed-up law:
 v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
@@ -18,7 +18,7 @@ from drafttree.core.errors import ConfigError
 LARGEST_STEP = 8
 """Largest ratio of two neighbouring measured sizes; costs between them are interpolated."""
 LARGEST_COST = 1e100
-"""Of a file: sums and multiples of larger ones leave the range of numbers."""
+"""Largest cost in a file: sums and multiples of larger ones would be infinite."""
 SIZE = re.compile("[1-9][0-9]{0,5}")
 
 
@@ -27,8 +27,8 @@ class Costs:
     """The cost of a pass by its size, linear between the sizes that were measured and beyond the last two of them.
 
     Attributes:
-        sizes: ascending; the first is 1.
-        costs: one for each size, not falling; positive but for draft passes, which may cost nothing.
+        sizes: the measured sizes, ascending; the first is 1.
+        costs: the cost of each size, never falling; above 0, or for draft passes 0 too.
     """
 
     sizes: tuple[int, ...]
@@ -36,7 +36,7 @@ class Costs:
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
-        """The costs of measured passes; a larger pass that was measured cheaper costs what the smaller one does."""
+        """The costs of measured passes; a larger pass measured as cheaper gets the smaller one's cost."""
         sizes = tuple(sorted(measured))
         costs = []
         highest_cost = 0.0
@@ -46,7 +46,7 @@ class Costs:
         return cls(sizes, tuple(costs))
 
     def up_to(self, most: int) -> list[float]:
-        """The costs of passes of the sizes 0 to `most`; that of 0 has no meaning."""
+        """The costs of passes of the sizes 0 to `most`; the first has no meaning."""
         table = self._table
         if len(table) <= most:
             self.__dict__["_table"] = table = [*table, *map(self.at, range(len(table), most + 1))]
@@ -71,7 +71,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """The costs of drafting, level by level; each includes what growing the tree costs on its level.
+    """The costs of drafting by level; each includes the growth of the tree on its level.
 
     Attributes:
         first: cost of the pass at the root.
@@ -89,7 +89,7 @@ class CostCurve:
     Attributes:
         target: cost of a target pass by number of nodes, the root included.
         draft: costs of each model of the drafter; one entry, unless it mixes several.
-        overhead: cost of a round that drafts, outside the passes.
+        overhead: cost of a round that drafts, without its passes.
         plain_overhead: the same of a round that does not draft.
     """
 
@@ -134,7 +134,7 @@ def parse_cost_curve(value: Any) -> CostCurve:
     """The curve of a JSON object such as `CostCurve.to_json` gives.
 
     Raises:
-        ConfigError: something is missing, is no cost, or sizes lie too far apart.
+        ConfigError: If something is missing or is no cost, if costs fall, or if sizes lie too far apart.
     """
     fields = _object(value, "a cost curve", ("target", "draft", "overhead", "plain_overhead"))
     drafts = fields["draft"] if isinstance(fields["draft"], list) else [fields["draft"]]

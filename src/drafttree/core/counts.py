@@ -8,11 +8,11 @@ from drafttree.core.errors import ConfigError
 MAX_BATCH = 16
 """Default of the largest number of texts that are written at once."""
 MAX_TOKEN_GAP = 0.2
-"""Default of the seconds between two tokens of a text that reading other prompts may cause."""
+"""Default of the most seconds between two tokens of a text while other prompts are read."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, of numpy too, and no truth value."""
+    """Whether a value is a whole number, perhaps numpy's, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -22,16 +22,16 @@ def is_token_ids(ids: object) -> bool:
 
 
 def check_count(name: str, count: object, otherwise: str = "", *, least: int = 1) -> None:
-    """Refuse what does not count anything.
+    """Raise an error for an option whose value is no count.
 
     Args:
         name: name of the option.
         count: its value.
-        otherwise: what may be given instead; the end of the message.
-        least: the smallest that it may be.
+        otherwise: end of the message, which tells what else may be given.
+        least: smallest value allowed.
 
     Raises:
-        ConfigError: it is not a whole number of at least that.
+        ConfigError: If the value is not a whole number of at least `least`.
     """
     if not is_whole(count) or count < least:
         raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least {least}{otherwise}")

@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Iterable
 
 LISTED = 30
-"""Known names that a message lists at most."""
+"""Most known names that a message lists."""
 
 
 class DraftTreeError(Exception):
@@ -51,13 +51,13 @@ class UnfinishedTextError(DraftTreeError, RuntimeError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not among `known`; it suggests the nearest known name."""
-    known = sorted(known)
-    folded_names = {known_name.lower(): known_name for known_name in known}
+    known_names = sorted(known)
+    folded_names = {known_name.lower(): known_name for known_name in known_names}
     nearest = difflib.get_close_matches(str(name).lower(), folded_names, n=1)
     if nearest:
         hint = f"did you mean {folded_names[nearest[0]]!r}?"
-    elif len(known) > LISTED:
-        hint = f"none of the {len(known)} known ones is like it"
+    elif len(known_names) > LISTED:
+        hint = f"none of the {len(known_names)} known ones is like it"
     else:
-        hint = f"known: {', '.join(known) or 'none'}"
+        hint = f"known: {', '.join(known_names) or 'none'}"
     return ConfigError(f"unknown {kind} {name!r}; {hint}")

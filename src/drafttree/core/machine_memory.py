@@ -1,4 +1,4 @@
-"""The memory of the machine, or of the container of a process: how much there is, and how it is given back."""
+"""The memory of the machine or container: how much there is, and how unused memory is given back."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ ENDED = ("not enough memory", "out of memory", "can't allocate memory")
 
 
 class MachineMemory(NamedTuple):
-    """Bytes of memory.
+    """The memory of a machine.
 
     Attributes:
         total: bytes that the machine has, or that its container may use.
@@ -32,7 +32,7 @@ class MachineMemory(NamedTuple):
 
 
 def machine_memory() -> MachineMemory | None:
-    """The memory now; what is free is known on Linux alone, elsewhere it is taken to be all. None where unknown."""
+    """The memory now, None if it is not known; on systems other than Linux all of it is taken to be free."""
     try:
         memory = _linux_memory()
     except (OSError, ValueError, KeyError, IndexError):
@@ -47,10 +47,10 @@ def machine_memory() -> MachineMemory | None:
 
 
 def release_unused_memory() -> None:
-    """Let glibc's allocator return freed pages, which it keeps where anything after them is in use.
+    """Let glibc's allocator return freed pages, which it keeps while memory after them is in use.
 
-    A server of the embedded model had 745 MB behind 120 requests, and 650 MB after this call, which took 15 ms; before
-    the load it had 656 MB. Nothing is done elsewhere than on Linux, and with other allocators.
+    A server of the embedded model used 656 MB before a load of 120 requests, 745 MB after it, and 650 MB after this
+    call, which took 15 ms. On other systems than Linux, and with other allocators, nothing is done.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -58,10 +58,10 @@ def release_unused_memory() -> None:
 
 
 def share_arenas() -> None:
-    """Let all threads share two arenas of glibc's allocator: what others free in one's own stays with the process.
+    """Let all threads share two arenas of glibc's allocator: memory freed in other threads' arenas is not returned.
 
     Eight long grammars left 40 to 64 MB behind in a server of the embedded model, and 8 to 24 MB with this. It must be
-    called before threads are started, and has no effect elsewhere than on Linux, and with other allocators.
+    called before threads are started. On other systems than Linux, and with other allocators, nothing is done.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -69,10 +69,11 @@ def share_arenas() -> None:
 
 
 class CollectionPause:
-    """Collects no garbage while something is made of very many objects, at which each collection would look anew.
+    """Context manager: no garbage collections while very many objects are made, since each would look at all of them.
 
-    Of reading a body of 24,000 messages collections take nine tenths, and they hold up every thread. Threads may
-    pause at the same time. So do the masks of a grammar, whose time is counted: a collection is not theirs.
+    Collections take nine tenths of the time to read a body of 24,000 messages, and they hold up every thread. Several
+    threads may pause collections at the same time. Grammar masks are also made in a pause, so that no collection counts
+    toward their time.
     """
 
     def __init__(self) -> None:
@@ -95,12 +96,15 @@ class CollectionPause:
 
 
 collection_pause = CollectionPause()
-"""The only one of a process, since one pause must not end another."""
+"""The only instance in a process, since one pause must not end another."""
 
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Leave what is loaded by now out of garbage collections: each would hold up all texts for a tenth of a second."""
+    """Context manager: leave objects that exist now out of garbage collections, each of which would hold up texts.
+
+    With them, a collection takes a tenth of a second.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -133,5 +137,5 @@ def _lines(path: Path, separator: str) -> list[tuple[str, str]]:
 
 
 def _read(path: Path) -> str:
-    """A file of a container, empty where there is none."""
+    """The contents of a file of a container, empty if there is none."""
     return path.read_text().strip() if path.exists() else ""

@@ -1,6 +1,6 @@
 """The OpenMP library that torch runs its operations on: its worker threads, and how many it grants.
 
-Only GNU's is looked after, which the wheels of torch for Linux bring. Elsewhere nothing is done.
+Only GNU OpenMP is handled, which torch's wheels for Linux bring; with others nothing is done.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ HARD = 2
 
 
 def openmp_libraries() -> list[str]:
-    """The paths of the OpenMP libraries that are loaded, torch's first; none where the system does not tell."""
+    """The paths of the OpenMP libraries that are loaded, torch's first; empty if the system does not tell."""
     try:
         mapped_paths = {line.split(maxsplit=5)[-1].strip() for line in MAPS.read_text().splitlines()}
     except OSError:
@@ -28,20 +28,20 @@ def openmp_libraries() -> list[str]:
 def release_idle_workers() -> None:
     """Let GNU OpenMP give up the worker threads of the calling thread; its next parallel region makes new ones.
 
-    Every thread that has run an operation of torch keeps its workers. As soon as there are more of them than cores, GNU
-    OpenMP lets all workers sleep between two operations instead of waiting a moment, and waking them takes longer than
-    a small operation: rounds of 16 requests took 170 ms in a second thread, and 140 ms after the first one's workers
+    Every thread that has run an operation of torch keeps its workers. If there are more workers than cores, GNU OpenMP
+    lets them all sleep between two operations instead of waiting a moment, and waking them takes longer than a small
+    operation: rounds of 16 requests took 170 ms in a second thread, and 140 ms after the first one's workers
     were given up.
 
-    A process that is forked has no workers, and GNU OpenMP would wait there for those of the thread that forked it,
-    for ever, in torch's own operations too. So they are given up before a fork.
+    A forked process has no workers, but GNU OpenMP would wait there forever for those of the thread that forked it, in
+    torch's own operations too. So they are given up before a fork.
     """
     for library in gnu_libraries():
         library.omp_pause_resource_all(HARD)
 
 
 def limit_of_threads(threads: int) -> str | None:
-    """The setting by which GNU OpenMP may give the calling thread fewer threads than these, None if there is none."""
+    """The setting that lets GNU OpenMP give the calling thread fewer than `threads` threads, None if there is none."""
     for library in gnu_libraries():
         if library.omp_get_thread_limit() < threads:
             return f"OMP_THREAD_LIMIT={library.omp_get_thread_limit()}"
@@ -54,7 +54,7 @@ def limit_of_threads(threads: int) -> str | None:
 
 @contextlib.contextmanager
 def a_single_thread() -> Iterator[None]:
-    """Let GNU OpenMP give the calling thread no others, while torch goes on to count on them."""
+    """Context manager: GNU OpenMP gives the calling thread no workers, though torch still asks for them."""
     with contextlib.ExitStack() as undo:
         for library in gnu_libraries():
             undo.callback(library.omp_set_max_active_levels, library.omp_get_max_active_levels())

@@ -13,9 +13,9 @@ from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
 BLOCK, DEVICE_BLOCK = 2**17, 2**22
-"""Numbers made at a time, on a CPU and on other devices. On a CPU of twice as many one takes 8.9 ns in place of 3.7
-(Zen 5): memory is mapped anew for them. On a GPU a dozen launches cost more than the numbers of 27 positions of 152,000
-tokens."""
+"""Numbers made at a time, on a CPU and on other devices. With twice as many on a CPU, a number takes 8.9 ns instead of
+3.7 (Zen 5), since memory is mapped anew for them. On a GPU, a dozen launches cost more than the numbers of 27 positions
+of 152,000 tokens."""
 SPAN = 64
 RUN = 16
 # SplitMix64's constants as signed numbers, since int64 wraps as uint64 does and torch has no uint64 arithmetic.
@@ -38,7 +38,7 @@ def _splitmix(bits: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _mixed_seed(seed: int) -> int:
-    """The same finaliser of a seed on the host, as a signed number: so none is copied to a device."""
+    """The same finaliser for one seed, on the host, as a signed number, so that no tensor is copied to a device."""
     bits = (seed + _GOLDEN) % 2**64
     for shift, factor in zip((30, 27), _MIX, strict=True):
         bits = (bits ^ (bits >> shift)) * factor % 2**64
@@ -87,11 +87,11 @@ class Randomness(ABC):
 
     @abstractmethod
     def at(self, position: int) -> "Randomness":
-        """The randomness of the text's round whose root is at `position`; asked again, it begins anew."""
+        """The randomness of the text's round whose root is at `position`; each call begins it anew."""
 
     @abstractmethod
     def gumbel(self, depth: int) -> Tensor:
-        """A new float32 `[vocab]`: the Gumbel noise of the token `depth` positions behind the root."""
+        """A new float32 `[vocab]`: the Gumbel noise of the token `depth` positions after the root."""
 
     @abstractmethod
     def accept(self, probability: Tensor | float) -> bool:
@@ -108,9 +108,10 @@ class Randomness(ABC):
         """Draw children of every frontier node.
 
         Args:
-            probs: `[frontier, vocab]` distributions of the draft; changed in between, and as before in the end.
-            counts: `[frontier]` how many children each node gets.
-            most: how many are drawn of each node, at least the largest count; those beyond its count are not used.
+            probs: `[frontier, vocab]` distributions of the draft; changed meanwhile and restored at the end.
+            counts: `[frontier]` number of children that each node gets.
+            most: number of children drawn for each node, at least the largest count; those beyond a node's count are
+                not used.
             proposal: how they are drawn.
             depth: level of the children; draws of different levels are independent.
 
@@ -123,8 +124,8 @@ class Randomness(ABC):
 class SeededRandomness(Randomness):
     """Random numbers that are a pure function of a seed and of places in the text, on any device.
 
-    A round asks the streams `accept`, `bonus` and `draft` at its root's position, from their beginning. Numbers are
-    made for many positions at a time, as long as they are not too many, and forgotten when the text has passed them.
+    A round reads the streams `accept`, `bonus` and `draft` at its root's position, from their beginning. Numbers are
+    made for many positions at a time, within limits, and deleted when the text has passed them.
 
     Args:
         seed: the text's seed.
@@ -141,7 +142,7 @@ class SeededRandomness(Randomness):
         # Shared by all rounds of the text.
         self._gumbel: dict[int, Tensor] = {}
         self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
-        self._asked: dict[str, tuple[int, list[float]]] = {}  # runs asked in this round, and what is left of them
+        self._asked: dict[str, tuple[int, list[float]]] = {}  # by stream, runs read in this round and numbers left
 
     def at(self, position: int) -> "SeededRandomness":
         if self._gumbel and min(self._gumbel) <= position - self._span:

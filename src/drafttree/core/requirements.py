@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 @cache
 def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()) -> None:
-    """Refuse to go on where a package is missing, too old or too new.
+    """Raise an error if a package is missing, too old or too new.
 
-    Nothing is checked where drafttree itself is not installed, since only its metadata names what it needs.
+    If drafttree itself is not installed, nothing is checked, since only its metadata names what it needs.
 
     Args:
-        purpose: what needs the packages, as the message begins.
-        extra: the extra that brings them; the dependencies of drafttree itself where it is empty.
-        only: the packages of the extra that are needed, by name; all where it is empty.
+        purpose: what needs the packages; the message begins with it.
+        extra: the extra that brings them; empty for the dependencies of drafttree itself.
+        only: names of the packages of the extra that are needed; empty for all.
 
     Raises:
-        ConfigError: names the package, the versions that work, and the command that installs one.
+        ConfigError: If a package does not suit; the message names it, the versions that work and a command to
+            install it.
     """
     if not find_spec("packaging"):  # what reads versions
         raise ConfigError(f'{purpose} needs packaging, which is not installed: pip install "packaging"')
@@ -46,7 +47,7 @@ def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()
 
 
 def _requirements(extra: str) -> Iterator["Requirement"]:
-    """What pyproject.toml declares for an extra, the extras that it contains included."""
+    """The requirements that pyproject.toml declares for an extra, with those of the extras it contains."""
     from packaging.requirements import Requirement
 
     try:

@@ -37,7 +37,7 @@ class Sampling:
         top_h: keep the most probable tokens up to this share of the entropy (Potraghloo et al. 2025); 0 keeps all.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: If a value is out of range or of another type.
     """
 
     temperature: float = 0.0
@@ -77,7 +77,7 @@ class Sampling:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
-        """Pick the sampling options from the options of a request; None means the default."""
+        """Make a `Sampling` of those of a request's options that concern it; None means the default."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if options.get(field.name) is not None})
 
     @property

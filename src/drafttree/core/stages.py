@@ -1,4 +1,4 @@
-"""Where the seconds of loading go."""
+"""Counts the seconds of the stages of loading."""
 
 import functools
 import logging
@@ -10,14 +10,14 @@ from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("drafttree")
 OTHER = "other"
-"""What is of no stage."""
+"""The name of the time outside all stages."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Stages:
-    """Seconds by stage. A stage within another counts by itself, and the other goes on behind it.
+    """Counts seconds by stage; while a stage runs within another one, the outer one is not counted.
 
     Attributes:
         seconds: by name, in the order in which they began.
@@ -50,7 +50,7 @@ _current: ContextVar[Stages | None] = ContextVar("stages", default=None)
 
 @contextmanager
 def counted_stages() -> Iterator[Stages]:
-    """Count the seconds of all stages meanwhile; where they are counted already, by those who do."""
+    """Context manager: count the seconds of all stages within; a block inside another one gives the outer `Stages`."""
     if outer_stages := _current.get():
         yield outer_stages
         return
@@ -65,7 +65,7 @@ def counted_stages() -> Iterator[Stages]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """A stage of loading, which is counted where somebody counts."""
+    """Context manager: the block is a stage of loading, which is counted within `counted_stages`."""
     stages = _current.get()
     if stages is None:
         yield
@@ -78,7 +78,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def tells_stages(load: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that loads log where its seconds went."""
+    """Decorator: let a function that loads log the seconds of its stages."""
 
     @functools.wraps(load)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,8 +1,8 @@
 """The shared language: the draft tree, the layer a policy decides on, and the verdict of a verifier.
 
-Trees live on the host: one has some sixty nodes, and every operation on a device costs more than all of them. Node 0 is
-the root: the last committed token, whose keys and values the target has not computed yet. So one target pass covers the
-root and every drafted node, and nothing is ever forwarded twice.
+Trees are kept on the host: one has some sixty nodes, and one operation on a device costs more than all of them. Node 0
+is the root: the last committed token, whose keys and values the target has not computed yet. So one target pass covers
+the root and every drafted node, and nothing is ever forwarded twice.
 
 What counts toward a budget, for every policy: all nodes of the tree, the root included. A budget of N drafts at most
 N - 1 tokens.
@@ -39,7 +39,7 @@ class Rule(StrEnum):
     BUDGET = "budget"
     """The policy kept it, but the tree was full."""
     RERANK = "rerank"
-    """It joined the tree, and other nodes were better in the end."""
+    """It joined the tree, but was dropped in the end, since other nodes were better."""
     EXPAND = "expand"
     """The policy, or the controller, did not expand the node."""
     STOP = "stop"
@@ -55,7 +55,7 @@ class Rule(StrEnum):
 
 
 FORCED = -1
-"""The source of drafts that a text's constraints leave alone possible, which no drafter is asked for."""
+"""The source of tokens that are the only ones a text's constraints allow; no drafter is asked for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +66,13 @@ class DraftTree:
         tokens: per node, its token id.
         parents: per node, the index of its parent, -1 for the root.
         path_logprobs: per node, the draft log-probability of the path from the root to it, 0 for the root.
-        scores: per node, what the policy ranked it by, infinite for the root.
+        scores: per node, its score by the policy, infinite for the root.
         levels: the number of drafted levels; no node is deeper.
         proposal: how children were chosen.
         draft_probs: by expanded node, `[vocab]` the distribution its children were drawn from; empty
             for top-k trees.
         widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
-        source: which model of the drafter drafted, 0 unless it has several; `FORCED` where none did.
+        source: which model of the drafter drafted, 0 unless it has several; `FORCED` if none did.
     """
 
     tokens: Sequence[int]
@@ -92,11 +92,11 @@ class DraftTree:
 
     @classmethod
     def forced(cls, root: int, tokens: Sequence[int], proposal: Proposal, rows: Sequence[Tensor] = ()) -> "DraftTree":
-        """A chain of tokens that are certain to the draft.
+        """A chain of tokens, each of draft probability 1.
 
         Args:
             root: the last committed token.
-            tokens: those behind it, one at least.
+            tokens: the tokens of the chain, at least one.
             proposal: how children are chosen.
             rows: per token, the draft's distribution `[vocab]`, for a proposal that draws.
         """
@@ -158,7 +158,7 @@ class DraftTree:
         return np.frombuffer(reach, dtype=bool).reshape(size, size)
 
     def child(self, node: int, token: int) -> int | None:
-        """The first child of a node with this token, None where there is none."""
+        """The first child of a node with this token, None if there is none."""
         return next((child for child in self.children[node] if self.tokens[child] == token), None)
 
     def paths(self) -> list[tuple[int, ...]]:
@@ -175,7 +175,7 @@ class DraftTree:
 
         Args:
             size: number of nodes, the root included.
-            scores: per node, what to rank by in place of the tree's own scores.
+            scores: per node, the scores to use in place of the tree's own.
         """
         if self.size <= size:
             return self
@@ -193,29 +193,29 @@ class DraftTree:
 
 
 class GrowthObserver(Protocol):
-    """Is told why candidates of one tree become nodes or do not, as that is decided."""
+    """Is told, while one tree grows, which candidates become nodes, and why others do not."""
 
     def guided(self, logits: Tensor, seen: Tensor) -> None:
-        """Take the drafter's distributions of a new level; the drafter may use their memory again.
+        """Take the drafter's distributions of a new level; their memory may be used again afterwards.
 
         Args:
             logits: `[frontier, columns]` the drafter's logits.
-            seen: the same as the policy sees them, with what the verifier shows of its randomness.
+            seen: these logits as the policy sees them, changed by the verifier's `guide`.
         """
         ...
 
     def kept(self, frontier: Sequence[int], layer: "Layer", keep: Array) -> None:
-        """Take what the policy keeps of a level, before the budget cuts it.
+        """Take the policy's choice on a level, before the budget cuts it.
 
         Args:
             frontier: the nodes that are expanded.
             layer: their candidates.
-            keep: bool `[frontier, candidates]`.
+            keep: bool `[frontier, candidates]`: which of them the policy keeps.
         """
         ...
 
     def joined(self, tokens: Array, mask: Array) -> None:
-        """Take what joins the tree, in this order.
+        """Take the tokens that join the tree, in order.
 
         Args:
             tokens: `[frontier, candidates]` token ids of the candidates or, in a tree that is drawn, of drawn children.
@@ -224,24 +224,26 @@ class GrowthObserver(Protocol):
         ...
 
     def ended(self, nodes: Sequence[int], rule: Rule) -> None:
-        """Take which nodes of the newest level are not expanded, and why."""
+        """Take the nodes of the newest level that are not expanded, and the rule that says so."""
         ...
 
 
 class GrowingTree:
-    """The tree of one text while it grows, in lists: it has some sixty nodes. All else is as in `DraftTree`.
+    """The tree of one text while it grows, in lists; further attributes are as in `DraftTree`.
 
     Args:
-        root: token id.
+        root: token id of the root.
         limit: no node is deeper.
-        state: what the policy has learned of the text.
-        observer: sees it grow, None where nobody does.
+        state: the policy's state of the text.
+        proposal: how children are chosen.
+        source: which model of the drafter drafts.
+        observer: is told how the tree grows; None for nobody.
 
     Attributes:
         frontier: the nodes that are expanded next.
         first: the first node of the newest level.
-        above: of each node of this level, the row of its parent among the frontiers of all texts.
-        row: the row of the first node of its frontier.
+        above: per node of this level, the row of its parent among the frontiers of all texts.
+        row: the row of its own frontier's first node among them.
     """
 
     def __init__(
@@ -280,7 +282,7 @@ class GrowingTree:
         self._levels += len(tokens) > 0
 
     def tree(self) -> DraftTree:
-        """The tree so far, which nobody can change."""
+        """The tree so far, in a form that cannot be changed."""
         columns = tuple(self.tokens), tuple(self.parents), tuple(self.path_logprobs), tuple(self.scores)
         details = self._proposal, {**self.draft_probs}, tuple(self._widths), self.source
         return DraftTree(*columns, self._levels, *details)
@@ -297,8 +299,8 @@ class Layer:
         path_logprobs: `[frontier, candidates]` log-probability of each candidate's path from the root.
         possible: `[frontier, candidates]` mask of all candidates that are possible at all.
         depth: level the candidates would join, 1 for children of the root.
-        score: the policy's, which gives `scores`.
-        labels: `[frontier]` what the policy's `label` gave the frontier nodes, or None.
+        score: the policy's `score`, which computes `scores`.
+        labels: `[frontier]` the labels that the policy's `label` gave the frontier nodes, or None.
     """
 
     logprobs: Array
@@ -317,7 +319,7 @@ class Layer:
 
     @property
     def state(self) -> Any:
-        """What the policy has learned of the text; None for a policy that learns nothing."""
+        """The policy's state of the text; None for a policy that learns nothing."""
         return self._growing.state
 
     @property
@@ -333,13 +335,13 @@ class Layer:
 
     @property
     def parent_scores(self) -> Array:
-        """`[frontier]` what the policy's `score` gave the frontier nodes, 0 for the root."""
+        """`[frontier]` the policy's scores of the frontier nodes, 0 for the root."""
         scores = self._growing.scores
         return np.array([scores[node] if node else 0.0 for node in self._growing.frontier], dtype=self.logprobs.dtype)
 
     @property
     def scores(self) -> Array:
-        """`[frontier, candidates]` what budget cuts and re-ranking order by; the policy is asked once."""
+        """`[frontier, candidates]` the policy's scores, for budget cuts and re-ranking; computed once."""
         if self._scores is None:
             self._scores = self.score(self)
             self._scores.setflags(write=False)

@@ -1,4 +1,4 @@
-"""Argmax and sampling over the vocabulary, by cheaper ways than torch's own.
+"""Argmax and sampling over the vocabulary, faster than torch's own.
 
 A draw takes two steps: first over blocks of columns, then inside one block. A row of 128,000 columns has 1,000 blocks
 of 128, where `multinomial` draws a random number for every column.
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from drafttree.core.lazy import Array, Tensor, torch
 
 NOT_A_NUMBER = -1
-"""The best token of a row with NaN, which has none."""
+"""Stands for the best token of a row with NaN, which has none."""
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096
-"""Rows of at most so many columns are not split into blocks to draw from them."""
+"""Rows of at most so many columns are drawn from without blocks."""
 
 
 def argmax(rows: Tensor) -> Tensor:
@@ -29,14 +29,14 @@ def argmax(rows: Tensor) -> Tensor:
 
 
 def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = None) -> Callable[[int], int]:
-    """Tells of a row `[columns]` of `rows` the column of its largest entry, `NOT_A_NUMBER` for a row with NaN.
+    """A function that gives the column of the largest entry of a row of `rows`, `NOT_A_NUMBER` for a row with NaN.
 
-    A walk down a tree asks about the rows along one path: on a CPU only those are searched. From a device all come in
-    one transfer.
+    A walk down a tree asks for the rows along one path, and on a CPU only these are searched. From a device, the
+    answers for all rows come in one transfer.
 
     Args:
         rows: `[rows, columns]`.
-        changed: on a CPU, makes of a row's index and numbers, float32 or float64, those that are searched.
+        changed: on a CPU, makes the numbers to search from a row's index and numbers, float32 or float64.
     """
     if not rows.is_cpu:
         values, columns = rows.max(-1)
@@ -46,7 +46,7 @@ def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = No
     def best(row: int) -> int:
         numbers = rows[row].float().numpy() if host_rows is None else host_rows[row]
         numbers = changed(row, numbers) if changed else numbers
-        column = int(numbers.argmax())  # of NaN, where there is any
+        column = int(numbers.argmax())  # that of a NaN, if there is any
         return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
 
     return best

@@ -3,8 +3,9 @@
 An assistant reads the embedding of a token beside a hidden state: the target's before the root, its own output below
 a drafted token. All nodes of a tree have the root's position and attend to the committed rows alone, so a level is one
 pass without a tree mask, and nothing is kept of a text but one hidden state. The models are transformers' own, which
-drives them as chains (`SinglePositionMultiTokenCandidateGenerator`). Its loop leaves them rows of drafts that the round
-before has rejected (5.24); here they see committed rows in every round, as there in the first.
+drives them as chains (`SinglePositionMultiTokenCandidateGenerator`). Its loop (in 5.24) lets them attend to rows of
+drafts that the previous round has rejected; here they attend to committed rows only, as they do there in the first
+round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,13 @@ Rows = tuple[Tensor, Tensor]
 
 
 class CommittedRows:
-    """Attention from the nodes of several requests to rows of their own, every node to all of them.
+    """Attention of the nodes of several requests, each to all rows of its own request.
 
-    It is handed to our attention function as `tree_plan`, see `drafttree.models.attention.tree_attention.Plan`.
+    Our attention function gets it as `tree_plan`, see `drafttree.models.attention.tree_attention.Plan`.
 
     Args:
-        rows: by type of layer, the rows of every request; layers are given those of the first.
-        widths: how many nodes each request has.
+        rows: by type of layer, the rows of every request; layers themselves get those of the first request.
+        widths: number of nodes of each request.
     """
 
     blocks = None
@@ -52,7 +53,7 @@ class CommittedRows:
         self._widths = widths
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """What a layer attends from and to, by request; the key that it was given tells its type."""
+        """A layer's queries and rows, by request; the key that the layer was given tells its type."""
         rows = next(layer_rows for layer_rows in self._rows.values() if layer_rows[0][0] is key)
         queries = split(query, self._widths, 2)
         return [
@@ -61,7 +62,7 @@ class CommittedRows:
         ]
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> None:
-        """No mask: rows outside a window are not among the rows."""
+        """None, since rows outside a window are left out beforehand."""
 
 
 class AssistantDrafter(ShownBySize):
@@ -75,7 +76,8 @@ class AssistantDrafter(ShownBySize):
         target: the model it was trained for.
 
     Raises:
-        ModelError: the target is of another family or has other sizes than the assistant reads.
+        ModelError: If the target is sharded or of another family, or its sizes, dtype or device do not suit the
+            assistant.
     """
 
     context: int | None = None
@@ -114,18 +116,18 @@ class AssistantDrafter(ShownBySize):
 
     @in_inference_mode
     def _draft(self, sessions: "Sequence[AssistantSession]", tokens: list[int], states: Sequence[Tensor]) -> Tensor:
-        """Logits `[nodes, vocab]` after new nodes; every session keeps the states that its next level reads.
+        """Logits `[nodes, vocab]` after new nodes; their output states are kept in the sessions for the next level.
 
         Args:
             sessions: sessions that have nodes.
-            tokens: of all nodes.
-            states: `[1, nodes, hidden]` the state that each session's nodes read.
+            tokens: token ids of all nodes.
+            states: of each session, `[1, nodes, hidden]` the states that its nodes read.
         """
         widths = [state.shape[1] for state in states]
         with count_pass(sessions), attending_to_trees(self._attending):
-            node_positions = [
-                session.position for session, width in zip(sessions, widths, strict=True) for _ in range(width)
-            ]
+            node_positions = list[int]()
+            for session, width in zip(sessions, widths, strict=True):
+                node_positions += [session.position] * width
             ids, positions = torch.tensor([[tokens], [node_positions]], device=self.zero_hidden.device)
             rows = {
                 layer_type: [self._rows(session, layer_type) for session in sessions] for layer_type in self._layers
@@ -135,7 +137,7 @@ class AssistantDrafter(ShownBySize):
                 position_ids=positions,
                 shared_kv_states={layer_type: layer_rows[0] for layer_type, layer_rows in rows.items()},
                 tree_plan=CommittedRows(rows, widths),
-                logits_to_keep=slice(None),  # for a number, layers that share keys drop inputs that assistants have not
+                logits_to_keep=slice(None),  # with a number, layers that share keys drop inputs that assistants lack
             )
         for session, session_states in zip(sessions, split(output.last_hidden_state, widths), strict=True):
             session.drafted = session_states
@@ -152,12 +154,12 @@ class AssistantDrafter(ShownBySize):
 
 
 class AssistantSession(Session):
-    """What is kept of one request: the newest hidden state of the target, and where its rows are.
+    """The newest hidden state of the target in one request, and the target's KV cache.
 
     Attributes:
         root_token: the last committed token.
-        hidden: `[1, 1, hidden]` before the root.
-        drafted: `[1, frontier, hidden]` what the children of the newest frontier read.
+        hidden: `[1, 1, hidden]` the target's state at the token before the root.
+        drafted: `[1, frontier, hidden]` the states that children of the newest frontier read.
     """
 
     def __init__(self, drafter: AssistantDrafter, root_token: int) -> None:
@@ -171,7 +173,7 @@ class AssistantSession(Session):
         """The target's KV cache of the request.
 
         Raises:
-            ConfigError: none was given.
+            ConfigError: If none was given.
         """
         if self._cache is None:
             raise ConfigError(
@@ -209,7 +211,7 @@ class AssistantSession(Session):
 
 
 def _stored_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """By type, the layer whose keys and values assistants read: the last that has its own; none for other families."""
+    """By type, the layer whose keys and values assistants read, the last with its own; empty for other families."""
     modes: list[str | None] = getattr(config, "kv_sharing_modes", [])
     return {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
 
@@ -221,7 +223,7 @@ def _row_shapes(config: Any, layers: Mapping[str, int]) -> dict[str, tuple[int, 
 
 
 def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Compare an assistant with the target it is to draft for."""
+    """Raise a `ModelError` if an assistant cannot draft for a target."""
     advice = "use it with the Gemma 4 model it was trained for"
     assistant_config = assistant.config.get_text_config()
     target_config = target.config.get_text_config()
@@ -233,7 +235,7 @@ def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
         )
     if tensor_parallel_size(target) > 1:
         raise ModelError("an assistant reads whole keys and values, and its target's are sharded; load that whole")
-    sizes = {
+    sizes: dict[str, tuple[Any, Any]] = {
         "hidden size": (assistant.config.backbone_hidden_size, target_config.hidden_size),
         "vocabulary": (assistant_config.vocab_size, logits_width(target)),
     }
@@ -243,11 +245,9 @@ def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
     }
     assistant_shapes = _row_shapes(assistant_config, layers)
     target_shapes = _row_shapes(target_config, stored_layers)
-    shapes = {
-        f"layer of {layer_type} with keys of (heads, width)": (shape, target_shapes.get(layer_type))
-        for layer_type, shape in assistant_shapes.items()
-    }
-    for name, (assistant_size, target_size) in {**sizes, **shapes}.items():
+    for layer_type, shape in assistant_shapes.items():
+        sizes[f"layer of {layer_type} with keys of (heads, width)"] = (shape, target_shapes.get(layer_type))
+    for name, (assistant_size, target_size) in sizes.items():
         if assistant_size != target_size:
             raise ModelError(
                 f"this assistant was made for a target with a {name} of {assistant_size}, this target's is "

@@ -18,11 +18,11 @@ HiddenStates = tuple[Tensor, ...]
 
 
 class Frontier(NamedTuple):
-    """The nodes of one request that the next draft pass is about.
+    """The nodes of one request that the next draft pass expands.
 
     Attributes:
         tokens: their ids.
-        origins: the place of each one's parent in the frontier before; the root's is 0.
+        origins: the index of each node's parent in the previous frontier; the root's is 0.
     """
 
     tokens: list[int]
@@ -30,46 +30,46 @@ class Frontier(NamedTuple):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every node of the frontier before is the parent of one here, in order."""
+        """Whether every node has the same index as its parent."""
         return self.origins == list(range(len(self.origins)))
 
 
 class SharedDrafter(Protocol):
-    """A drafter that drafts for lists of its sessions."""
+    """A drafter that drafts for several of its sessions in one pass."""
 
     def root(self, sessions: Sequence[Any]) -> Tensor | Candidates:
         """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round.
 
-        A drafter that proposes few tokens, which the host knows, may return them as `Candidates`.
+        A drafter that proposes few tokens, and has them on the host, may return them as `Candidates`.
         """
         ...
 
     def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor | Candidates:
-        """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
+        """Return logits `[nodes, vocab]` of the token after each node of the frontiers, in order.
 
-        They may be `Candidates`, too.
+        `Candidates` may be returned instead, as by `root`.
 
         Args:
             sessions: sessions that have nodes.
-            frontiers: frontiers of each of them.
+            frontiers: the frontier of each session.
         """
         ...
 
     def chain(
         self, sessions: Sequence[Any], tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[Array, Array] | None:
-        """Draft chains in one call: the best token behind each tree's only node, the best behind that, and so on.
+        """Draft chains in one call: the best token after each tree's only node, the best token after that, and so on.
 
-        A drafter may be without this method.
+        A drafter need not have this method.
 
         Args:
             sessions: sessions of the texts.
-            tokens: the only node of each tree below its root.
-            count: tokens of a chain.
-            allowed: tokens that may be drafted are below this.
+            tokens: per tree, the token of its only node below the root.
+            count: number of tokens of each chain.
+            allowed: only ids below this may be drafted.
 
         Returns:
-            Tokens and their log-probabilities `[count, sessions]`; None where it has to be asked level by level.
+            Tokens and their log-probabilities `[count, sessions]`; None if it has to be asked level by level.
         """
         ...
 
@@ -77,28 +77,28 @@ class SharedDrafter(Protocol):
 class Session:
     """A drafter's state for one request, including its KV cache if it needs one.
 
-    A session that drafts by itself overrides `root` and `expand`; by default its drafter does both, for lists of its
-    sessions (`SharedDrafter`). All else has a default: a session that is told nothing and keeps nothing.
+    By default the drafter drafts, for several of its sessions at once (`SharedDrafter`). A session that drafts on its
+    own overrides `root` and `expand`. All other methods have defaults, which ignore what they are told and keep
+    nothing.
 
     Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
     drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
     probability of "none of these" into an extra column.
 
     Args:
-        drafter: the drafter whose session it is.
+        drafter: the drafter that made the session.
         device: the device of its draft passes.
-        shared: what sessions that share a pass have in common; by default the drafter.
+        shared: sessions share a pass only if this is the same object for all of them; by default the drafter.
 
     Attributes:
         drafter: as given.
         device: as given.
         shared: as given.
-        passes: draft passes so far, prefill not included; one that several requests share is one for each.
+        passes: draft passes so far, prefill not included; a pass that several requests share counts for each of them.
         timer: the timer of the passes.
-        follows_text: whether it has to be told of the text at once, also where nothing is drafted.
-        mixes: whether sessions of its own draft by turns (`choose`).
-        resting: of a session that mixes others: whether nothing is drafted at present, so that what it is told can
-            wait.
+        follows_text: whether it must be told of new tokens at once, even while nothing is drafted.
+        mixes: whether it has several sessions, one of which drafts each round (`choose`).
+        resting: of a session that mixes others: whether drafting is paused, so that they may be told of tokens later.
     """
 
     follows_text: bool = False
@@ -140,25 +140,25 @@ class Session:
         return _as_logits(self.drafter.expand([self], [frontier]), self.device)[None]
 
     def read_cache(self, cache: TreeCache) -> None:
-        """Take the target's KV cache of the request, which stays the same, before anything else is called.
+        """Take the target's KV cache of the request, once, before any other method is called.
 
-        When `root` is called it holds the rows of all committed tokens but the root, and no drafted ones. It is not
-        copied, and the text depends on it: nothing may be written to it.
+        This is the target's own cache, which must not be written to. When `root` is called, it holds the rows of all
+        committed tokens but the root, and no drafted ones.
         """
 
     def resume(self, kept: object, tokens: int) -> int:
-        """Go on, before `prefill`, from what another session has kept, another drafter's perhaps.
+        """Take over what another session has kept, perhaps one of another drafter; called before `prefill`.
 
-        A drafter whose sessions take over nothing reads every prompt anew; if it reads hidden states, so does the
-        target.
+        If a drafter's sessions take over nothing, every prompt is read anew: by the drafter and, if it reads hidden
+        states, by the target too.
 
         Args:
             kept: as returned by `keep`, None if nothing was kept.
-            tokens: first tokens that the two texts share; a drafter that reads hidden states may also use the token
-                after them.
+            tokens: number of first tokens that the two texts share; a drafter that reads hidden states may also use the
+                token after them.
 
         Returns:
-            How many first tokens it has taken over. `prefill` begins with the token after them.
+            The number of first tokens that it has taken over. `prefill` begins with the token after them.
         """
         return 0
 
@@ -169,17 +169,17 @@ class Session:
 
         Args:
             hidden_states: hidden states of these tokens.
-            tokens: how many of the prompt's tokens behind those taken over by `resume` and by earlier parts; all but
-                the last where there are fewer.
+            tokens: number of tokens of this part, which begins after those of `resume` and of earlier parts; if fewer
+                are left, the part is all of them but the last.
         """
 
     @property
     def expected_accepted(self) -> float | None:
-        """Drafted tokens of its first source that it expects to have accepted in the next round; None if it cannot."""
+        """Expected number of accepted tokens if its first source drafts the next round; None if not known."""
         return None
 
     def choose(self, source: int) -> "Session":
-        """The session of the source that drafts this round (see `sources_of`), told all of the text."""
+        """The session of the source that drafts this round (see `sources_of`), after it is told all of the text."""
         return self
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
@@ -192,10 +192,10 @@ class Session:
         """
 
     def read_rest(self) -> None:
-        """Compute, before `keep`, what it knows of the newest tokens of a text that has ended."""
+        """Read the newest tokens of a text that has ended; called before `keep`."""
 
     def keep(self, tokens: int) -> object:
-        """Return a copy of what it knows of at most so many first tokens, for `resume`; None for nothing.
+        """Return a copy of its state of the first `tokens` tokens at most, for `resume`; None for nothing.
 
         The text may go on: requests that are written at the same time take copies, too.
         """
@@ -207,10 +207,10 @@ def _as_logits(rows: Tensor | Candidates, device: torch.device) -> Tensor:
 
 
 class ShownBySize:
-    """Gives drafters a `repr`: their class, and how deep and large they are.
+    """Gives drafters a `repr` with their class, levels and size.
 
     Attributes:
-        name: what it was loaded by, empty where it was not.
+        name: the name it was loaded by, empty if it was made in another way.
     """
 
     levels: int | None
@@ -245,12 +245,12 @@ class Drafter(Protocol):
 
 
 def sources_of(drafter: Drafter) -> tuple[Drafter, ...]:
-    """The drafters that a drafter mixes, by the number a tree's `source` gives; itself where it mixes none."""
+    """The drafters that a drafter mixes, in the order of a tree's `source`; itself alone if it mixes none."""
     return getattr(drafter, "sources", (drafter,))
 
 
 def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
-    """The hidden states of an accepted path, which is the tree's first nodes wherever the tree is a chain."""
+    """The hidden states of the nodes on an accepted path; no copy if they are the tree's first nodes."""
     if not hidden or hidden[0].shape[1] == 1:
         return hidden
     if path[-1] == len(path) - 1:

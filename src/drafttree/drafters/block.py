@@ -1,9 +1,9 @@
 """Drafts a block of tokens in one pass: DFlash, DFlash2, JetFlow (once JetSpec) and DSpark.
 
-A few decoder layers read the root and a mask token for every token to be drafted, and attend to a context: what the
-target's hidden states of all tokens before the root are fused to, which is projected to keys and values of every layer
-and never changes. So the logits of a level are the same for all of its nodes (DFlash, arXiv 2602.06036), unless a
-transition changes them by the token above (DSpark, DFlash2).
+A few decoder layers read the root and a mask token for every token to be drafted. They attend to a context: the
+target's hidden states of all tokens before the root, fused, and projected once to keys and values of every layer. So
+all nodes of a level have the same logits (DFlash, arXiv 2602.06036), unless a transition changes them by the token
+above (DSpark, DFlash2).
 """
 
 from collections.abc import Sequence
@@ -71,29 +71,29 @@ class BlockDrafter(ShownBySize):
         return self._level(sessions, frontiers)
 
     def _level(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """The logits of the next level after each node of the frontiers."""
+        """Logits `[nodes, vocab]` after each node of the frontiers, those of the sessions' current level."""
         widths = [len(frontier.tokens) for frontier in frontiers]
         level = sessions[0].level
         logits = join(
             [session.logits[level].expand(width, -1) for session, width in zip(sessions, widths, strict=True)], 0
         )
         if (transition := self.block.markov_head) is not None:
-            tokens = torch.tensor([token for frontier in frontiers for token in frontier.tokens], device=logits.device)
-            session_frontiers = [(session, frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
-            rows = join(
-                [session.rows[level].expand(len(frontier.tokens), -1) for session, frontier in session_frontiers], 0
-            )
-            parent_memory = join(
-                [rows_of(session.memory[None], frontier.origins)[0] for session, frontier in session_frontiers], 0
-            )
-            logits, memory = transition(logits, tokens, rows, parent_memory)
+            tokens = list[int]()
+            rows = list[Tensor]()
+            parent_memory = list[Tensor]()
+            for session, frontier in zip(sessions, frontiers, strict=True):
+                tokens += frontier.tokens
+                rows.append(session.rows[level].expand(len(frontier.tokens), -1))
+                parent_memory.append(rows_of(session.memory[None], frontier.origins)[0])
+            ids = torch.tensor(tokens, device=logits.device)
+            logits, memory = transition(logits, ids, join(rows, 0), join(parent_memory, 0))
             for session, session_memory in zip(sessions, memory.split(widths), strict=True):
                 session.memory = session_memory
         return self.block.in_target_vocab(logits)
 
 
 class BlockSession(Session):
-    """The context of one request, as keys and values of every layer, and the block of this round.
+    """The context of one request, as keys and values of every layer, and the block of the current round.
 
     Attributes:
         cache: the KV cache; between rounds it holds the context alone.
@@ -142,7 +142,7 @@ class BlockSession(Session):
 
     @in_inference_mode
     def read_context(self) -> None:
-        """Commit the keys and values of the tokens whose hidden states have come since."""
+        """Compute and commit keys and values of the tokens whose hidden states are unread."""
         unread, self._unread = self._unread, []
         for states in unread:
             for start in range(0, states[0].shape[1], PREFILL_CHUNK):
@@ -155,7 +155,7 @@ class BlockSession(Session):
                 self.cache.commit(range(context.shape[1]))
 
     def segment(self) -> Segment:
-        """The root and the mask tokens behind it."""
+        """The root and the mask tokens after it."""
         config = self.drafter.config
         tokens = np.full(config.block, config.mask_token)
         tokens[0] = self.token
@@ -163,7 +163,7 @@ class BlockSession(Session):
         return Segment(self.cache, tokens, positions, np.ones((config.block, config.block), dtype=bool))
 
     def begin_tree(self, rows: Tensor, logits: Tensor) -> None:
-        """Note what the pass has given, and drop the block's own keys and values."""
+        """Keep the states and logits of a pass, and drop the block's own keys and values."""
         self.cache.commit([])
         self.level = 0
         self.rows = rows

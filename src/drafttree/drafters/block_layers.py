@@ -83,15 +83,12 @@ class BlockConfig:
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        """For each layer, how many rows behind its own in the block a row attends to; a window reaches both ways."""
-        windows = (
-            layer_type == "sliding_attention" and self.layer.sliding_window
-            for layer_type in self.layer.layer_types or ()
-        )
-        return tuple(
-            0 if causal else min(window or self.block, self.block) - 1
-            for causal, window in zip(self.causal, windows, strict=True)
-        )
+        """For each layer, how many later rows of the block a row attends to; a window reaches both ways."""
+        ahead = list[int]()
+        for causal, layer_type in zip(self.causal, self.layer.layer_types or (), strict=True):
+            window = self.layer.sliding_window if layer_type == "sliding_attention" else None
+            ahead.append(0 if causal else min(window or self.block, self.block) - 1)
+        return tuple(ahead)
 
 
 class BlockLayers(nn.Module):
@@ -144,15 +141,13 @@ class BlockLayers(nn.Module):
         """Compute the states after the final norm `[1, rows, width]` of the blocks of one request or several.
 
         Args:
-            segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
+            segments: of each request, the root and its mask tokens; their rows join the drafted rows of its KV cache.
         """
         device, dtype = self.embed_tokens.weight.device, self.embed_tokens.weight.dtype
-        inputs = {
-            ahead: ModuleInputs.of(
-                [segment._replace(visible=np.tril(segment.visible, ahead)) for segment in segments], dtype, device
-            )
-            for ahead in {*self.config.ahead}
-        }
+        inputs = dict[int, ModuleInputs]()
+        for ahead in {*self.config.ahead}:
+            masked_segments = [segment._replace(visible=np.tril(segment.visible, ahead)) for segment in segments]
+            inputs[ahead] = ModuleInputs.of(masked_segments, dtype, device)
         tokens, positions, *_ = next(iter(inputs.values()))
         states = self.embed_tokens(tokens)
         if self.mask_embedding is not None:
@@ -187,8 +182,8 @@ class BlockLayers(nn.Module):
 class GroupedConvolution(nn.Module):
     """A pair of causal convolutions over the rows of a block, around another part of a layer (DFlash2).
 
-    Each channel's kernel has a part of its own that does not change; a part that the rows decide is shared by the
-    channels of a group.
+    A channel's kernel is the sum of a fixed part of its own and a part that depends on the row, which the channels of a
+    group share.
 
     Args:
         width: channels.
@@ -204,12 +199,12 @@ class GroupedConvolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * reach * (width // group), bias=False)
 
     def before(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve `[blocks, rows, width]`, and return with it the rows' kernels of the convolution after the part."""
+        """Convolve rows `[blocks, rows, width]`, and return them with the kernels that `after` needs."""
         kernels = self.kernel_projection(rows).unflatten(-1, (2, self.reach, -1))
         return self._convolve(rows, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
 
     def after(self, rows: Tensor, kernels: Tensor) -> Tensor:
-        """Convolve what the part between has made."""
+        """Convolve the output of the part between."""
         return self._convolve(rows, kernels, 1)
 
     def _convolve(self, rows: Tensor, kernels: Tensor, side: int) -> Tensor:
@@ -229,7 +224,7 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         self.mlp_conv = GroupedConvolution(*sizes)
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As of the base; rows of several blocks lie behind each other."""
+        """As in the base class; the rows of several blocks follow each other."""
         x, kernels = self.attention_conv.before(self._blocks(self.input_layernorm(hidden_states)))
         attended, _ = self.self_attn(x.reshape(hidden_states.shape), attention_mask=None, **given)
         hidden_states = hidden_states + self.attention_conv.after(self._blocks(attended), kernels).view_as(attended)

@@ -125,7 +125,7 @@ class EagleHead(nn.Module):
         return over_vocabulary(self, self.draft_logits(wanted_rows)[0]), self.next_hidden(output)
 
     def run_layers(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
-        """Run the layers over rows whose plan says what they attend to."""
+        """Run the layers over rows; the inputs' plan says what each row attends to."""
         layer_kwargs = self._shared(inputs, hidden)
         output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden), -1))
         for layer in self.layers:
@@ -133,14 +133,14 @@ class EagleHead(nn.Module):
         return output
 
     def _shared(self, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
-        """What all decoder layers are given."""
+        """The keyword arguments of all decoder layers."""
         rotary = self.rotary(hidden, inputs.positions)
         layer_kwargs = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
         return layer_kwargs | as_cache(self.layers[0], inputs.cache)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return self.fc.weight.device
 
     @property
@@ -150,11 +150,11 @@ class EagleHead(nn.Module):
 
     @property
     def output_layer(self) -> int:
-        """The layer whose states the children of tokens read, as of `Backend.forward`."""
+        """The layer whose output a token's children read, counted as in `Backend.forward`."""
         return BEFORE_NORM
 
     def architecture(self) -> Architecture:
-        """What the head computes, but for `fuse`."""
+        """The head's computation without `fuse`, for backends that run it."""
         return self._architecture(Entry(token_norm=None, state_norm=None, projection=self.fc), None)
 
     def _architecture(self, entry: Entry, norm: nn.Module | None) -> Architecture:
@@ -175,7 +175,7 @@ class EagleHead(nn.Module):
         return output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        """Logits `[1, rows, draft_vocab]` of outputs, without another norm."""
+        """Logits `[1, rows, draft_vocab]` of outputs; only EAGLE-3 has a norm before the output layer."""
         return self.lm_head(output)
 
 
@@ -214,13 +214,12 @@ class Eagle3Head(EagleHead):
         layer_kwargs = self._shared(inputs, hidden)
         normed = first_layer.hidden_norm(hidden)
         attention_input = torch.cat((first_layer.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
-        hidden = (normed if self.config.normed_residual else hidden) + first_layer.self_attn(
-            attention_input, **layer_kwargs
-        )[0]
-        hidden = hidden + first_layer.mlp(first_layer.post_attention_layernorm(hidden))
+        residual = normed if self.config.normed_residual else hidden
+        output = residual + first_layer.self_attn(attention_input, **layer_kwargs)[0]
+        output = output + first_layer.mlp(first_layer.post_attention_layernorm(output))
         for layer in self.layers[1:]:
-            hidden = layer(hidden, **layer_kwargs)
-        return hidden
+            output = layer(output, **layer_kwargs)
+        return output
 
     @property
     def output_layer(self) -> int:
@@ -234,7 +233,7 @@ class Eagle3Head(EagleHead):
         norms = {"token_norm": first_layer.input_layernorm, "state_norm": first_layer.hidden_norm}
         entry = Entry(**norms, projection=None, normed_residual=config.normed_residual)
         architecture = self._architecture(entry, self.norm if config.normed_logits else None)
-        # attention reads the pair in place of what that norm gives
+        # attention reads the (embedding, state) pair, not the output of a norm
         return replace(
             architecture, blocks=[replace(architecture.blocks[0], before_attention=None), *architecture.blocks[1:]]
         )

@@ -1,15 +1,15 @@
 """Drafts with a head that reads hidden states: EAGLE, EAGLE-2, EAGLE-3 and multi-token-prediction (MTP) layers.
 
-A head is a language model of a layer or two whose rows read a token beside the hidden state before it, and it gives
-logits of the next token. The state before a committed token is the target's, which verification has computed anyway;
-that before a drafted token is the head's own output at its parent. So it drafts trees of any depth, a pass per level.
+A head is a language model of one or two layers. Each of its rows reads a token and the hidden state at the token
+before, and gives logits of the next token. For a committed token that state is the target's, which verification has
+computed anyway; for a drafted token it is the head's own output at the parent. So a head drafts trees of any depth, one
+pass per level.
 
-Heads may follow each other (DeepSeek-V3, arXiv 2412.19437, section 2.2): the first reads the target's state before a
-token, each later one the output of the head before it at the token before. Levels beyond the last head repeat it.
+Heads may form a sequence (DeepSeek-V3, arXiv 2412.19437, section 2.2): the first reads the target's state at the token
+before, each later one the output of the previous head there. The last head drafts all further levels too.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from drafttree.models.segment import join, split
 
 PREFILL_CHUNK = 512
 NOTHING, LAST = slice(0, 0), slice(-1, None)
-"""Nodes whose logits are wanted."""
+"""Rows of each text whose logits are wanted."""
 
 
 class Head(Protocol):
@@ -36,14 +36,14 @@ class Head(Protocol):
         ...
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
-        """The states `[1, rows, hidden]` that committed tokens read, from those of the target."""
+        """Make the states `[1, rows, hidden]` that committed tokens read from the target's hidden states."""
         ...
 
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
         """Run a pass; keys and values join the drafted rows of each KV cache.
 
         Args:
-            segments: tokens of one text or several, and positions of their states, one less than their own.
+            segments: tokens, by text, with the positions of their states: one less than the tokens' own.
             states: `[1, rows, hidden]` the state that each token reads, of all segments.
 
         Returns:
@@ -54,20 +54,20 @@ class Head(Protocol):
 
 
 class HeadDrafter(ShownBySize):
-    """Drafts with a head or several behind each other, one draft pass per level of the tree.
+    """Drafts with one head or a sequence of heads, one draft pass per level of the tree.
 
     Args:
         kind: "eagle" (EAGLE-1 and EAGLE-2), "eagle3" or "mtp".
         modules: the heads, or what runs them.
         hidden_layers: layers of the target whose hidden states the first head reads, in the order of its weights.
-        zeros: `[1, 1, width]` of each of them, read where the target has no state before the root.
+        zeros: zeros `[1, 1, width]` for each of these layers, read if the target has no state before the root.
         vocab_size: size of the target's vocabulary.
         nbytes: bytes of the weights that are not shared with the target.
-        select: makes what runs a module, anew when a text begins and hooks, layers or weights of the module have
-            changed; None where modules run as they are.
+        select: chooses what runs a module, again when a text begins if the module's hooks, layers or weights have
+            changed; None if modules run as they are.
 
     Attributes:
-        heads: what runs the modules at present.
+        heads: what runs each module now.
     """
 
     context: int | None = None
@@ -119,13 +119,11 @@ class HeadDrafter(ShownBySize):
         level = sessions[0].level + 1
         with count_pass(sessions):
             if level < len(heads):
-                trees = [session.whole_tree(frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
-                segments = [segment for segment, _ in trees]
-                states = [tree_states for _, tree_states in trees]
+                segments, states = _whole_trees(sessions, frontiers)
             else:
-                states = [session.inherited(frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
+                states = _inherited(sessions, frontiers)
                 segments = level_segments(sessions, frontiers)
-            logits, outputs = heads[min(level, len(heads) - 1)](segments, join(states))
+            logits, outputs = heads[min(level, len(heads) - 1)](segments, states)
             sizes = [segment.nodes for segment in segments]
             for session, frontier, output in zip(sessions, frontiers, outputs.split(sizes, 1), strict=True):
                 session.take(output, frontier)
@@ -141,39 +139,82 @@ class HeadDrafter(ShownBySize):
             return None
         with count_pass(sessions, count):
             frontiers = [Frontier([token], [0]) for token in tokens]
-            states = join([session.inherited(frontier) for session, frontier in zip(sessions, frontiers, strict=True)])
+            states = _inherited(sessions, frontiers)
             return draft(level_segments(sessions, frontiers), count, allowed, states)
 
     def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted: slice) -> Tensor:
-        """Compute and commit the rows of committed tokens, by all heads.
+        """Run all heads over committed tokens, and commit their rows.
 
         Args:
             sessions: sessions of the texts.
-            rows: the next tokens of each, and the target's states that they read.
-            wanted: those of them whose logits are wanted.
+            rows: per session, its next tokens and the target's states that they read.
+            wanted: the tokens of each session whose logits are wanted.
 
         Returns:
             The wanted logits `[rows, vocab]` of the first head.
         """
-        logits = torch.empty(0)
         heads = sessions[0].shared
         states = heads[0].fuse(_joined([text_rows.states for text_rows in rows]))
-        session_tokens = [*zip(sessions, [text_rows.tokens for text_rows in rows], strict=True)]
-        for index, head in enumerate(heads):
-            wanted_rows = NOTHING if index else wanted
-            segments = [session.segment(index, tokens, wanted_rows) for session, tokens in session_tokens]
-            head_logits, outputs = head(segments, states)
-            logits = logits if index else head_logits
-            outputs_by_text = split(outputs, [len(tokens) for _, tokens in session_tokens])
-            next_rows = [
-                (session, *session.commit_rows(index, tokens, text_outputs))
-                for (session, tokens), text_outputs in zip(session_tokens, outputs_by_text, strict=True)
-            ]
-            session_tokens = [(session, tokens) for session, tokens, _ in next_rows if tokens]
-            if not session_tokens:
+        texts = [*zip(sessions, [text_rows.tokens for text_rows in rows], strict=True)]
+        logits, next_rows = _read_with(heads[0], 0, _HeadRows(texts, states), wanted)
+        for index, head in enumerate(heads[1:], start=1):
+            if next_rows is None:
                 break
-            states = join([next_states for _, tokens, next_states in next_rows if tokens])
+            _, next_rows = _read_with(head, index, next_rows, NOTHING)
         return logits
+
+
+class _HeadRows(NamedTuple):
+    """Committed tokens that one head reads in one pass.
+
+    Attributes:
+        texts: the sessions that have such tokens, each with their ids.
+        states: `[1, rows, hidden]` the state that each token reads, of all texts.
+    """
+
+    texts: "Sequence[tuple[HeadSession, list[int]]]"
+    states: Tensor
+
+
+def _read_with(head: Head, index: int, rows: _HeadRows, wanted: slice) -> tuple[Tensor, _HeadRows | None]:
+    """Compute and commit the rows of one head.
+
+    Args:
+        head: the head.
+        index: its number.
+        rows: what it reads.
+        wanted: the tokens of each text whose logits are wanted.
+
+    Returns:
+        The wanted logits `[rows, vocab]`, and what the next head reads: None if there is none or it has no rows.
+    """
+    segments = [session.segment(index, tokens, wanted) for session, tokens in rows.texts]
+    logits, outputs = head(segments, rows.states)
+    outputs_by_text = split(outputs, [len(tokens) for _, tokens in rows.texts])
+    next_texts = list[tuple[HeadSession, list[int]]]()
+    next_states = list[Tensor]()
+    for (session, tokens), text_outputs in zip(rows.texts, outputs_by_text, strict=True):
+        later_tokens, later_states = session.commit_rows(index, tokens, text_outputs)
+        if later_tokens:
+            next_texts.append((session, later_tokens))
+            next_states.append(later_states)
+    return logits, _HeadRows(next_texts, join(next_states)) if next_texts else None
+
+
+def _inherited(sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    """The states `[1, nodes, hidden]` that the nodes of new frontiers read, of all sessions."""
+    return join([session.inherited(frontier) for session, frontier in zip(sessions, frontiers, strict=True)])
+
+
+def _whole_trees(sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> tuple[list[Segment], Tensor]:
+    """`HeadSession.whole_tree` of each session, with the states of all of them joined."""
+    segments = list[Segment]()
+    states = list[Tensor]()
+    for session, frontier in zip(sessions, frontiers, strict=True):
+        segment, tree_states = session.whole_tree(frontier)
+        segments.append(segment)
+        states.append(tree_states)
+    return segments, join(states)
 
 
 def _joined(states: Sequence[HiddenStates]) -> HiddenStates:
@@ -193,13 +234,13 @@ class Rows(NamedTuple):
 
 
 class HeadSession(TreeSession):
-    """A KV cache for every head, of one request.
+    """The KV caches of one request, one for each head.
 
     Row i of head k belongs to the token k + 1 places after the i-th. Committed rows are computed from the target's
     states alone; rows of drafted tokens, computed from the heads' own outputs, are dropped after the round.
 
     Attributes:
-        level: of the nodes that were drafted from last; 0 is the root.
+        level: level of the nodes that were expanded last; the root's is 0.
     """
 
     def __init__(self, drafter: HeadDrafter, prompt: list[int], capacity: int) -> None:
@@ -241,14 +282,15 @@ class HeadSession(TreeSession):
     def keep(self, tokens: int) -> object:
         """As in `Session`.
 
-        Several heads keep nothing: a later one's next row reads an output at a token that may not be the last.
+        With several heads nothing is kept: a later head's next row reads the previous head's output at the last kept
+        token, but only the output at the last committed token is there.
         """
         return super().keep(tokens) if len(self.caches) == 1 else None
 
     def unread_rows(self) -> Rows:
-        """The unread tokens.
+        """The unread tokens, and the target's states that they read.
 
-        After a prompt of one token there are none: its own row, with zeros as states, is computed and not kept.
+        After a prompt of one token there are none: a row of that token and zeros is computed, but not kept.
         """
         if not self.unread:
             return Rows(self._first, self.drafter.zeros)
@@ -259,9 +301,16 @@ class HeadSession(TreeSession):
         return Segment.of_text(self.caches[head], tokens)._replace(wanted=wanted)
 
     def commit_rows(self, head: int, tokens: list[int], outputs: Tensor) -> tuple[list[int], Tensor]:
-        """Commit a head's rows, given its outputs `[1, rows, hidden]`; the tokens and states of the head after it.
+        """Commit a head's rows, and make those of the next head, which begin one token later.
 
-        That reads the output at the token before, so at first it begins one token later.
+        Args:
+            head: number of the head.
+            tokens: token ids of its rows.
+            outputs: `[1, rows, hidden]` its outputs at them.
+
+        Returns:
+            The tokens that the next head reads, none if there is no such head, and the states `[1, rows, hidden]` that
+            they read: the outputs at the tokens before.
         """
         if head == 0:
             self._hidden = outputs[:, -1:]
@@ -295,9 +344,9 @@ class HeadSession(TreeSession):
         return rows_of(self._hidden, frontier.origins)
 
     def whole_tree(self, frontier: Frontier) -> tuple[Segment, Tensor]:
-        """The nodes of a new frontier and all before it, as rows of a head that has none of them, and their states.
+        """All drafted nodes, those of a new frontier last, as rows of the next head, and the states that they read.
 
-        The states are the outputs of the head before at their parents.
+        That head has no rows of them yet. The states are the previous head's outputs at their parents.
         """
         head = self.level + 1
         cache = self.caches[head]
@@ -306,19 +355,19 @@ class HeadSession(TreeSession):
         sizes = [len(level_frontier.tokens) for level_frontier in self._tree]
         nodes = sum(sizes)
         visible = np.concatenate([np.pad(mask, ((0, 0), (0, nodes - mask.shape[1]))) for mask in self._seen])
-        starts = [0, 1, *(1 + end for end in accumulate(sizes[:-2]))]
-        parents = [
-            start + origin
-            for start, level_frontier in zip(starts, self._tree, strict=False)
-            for origin in level_frontier.origins
-        ]
-        tokens = np.array([token for level_frontier in self._tree for token in level_frontier.tokens])
+        tokens = list[int]()
+        parents = list[int]()  # among the root and all nodes
+        parent_start = 0
+        for level_frontier in self._tree:
+            parents += [parent_start + origin for origin in level_frontier.origins]
+            parent_start = 1 + len(tokens)
+            tokens += level_frontier.tokens
         positions = cache.next_position + np.repeat(np.arange(len(sizes)), sizes)
         states = rows_of(torch.cat((self._newest[head - 1], self._outputs), 1), parents)
-        return Segment(cache, tokens, positions, visible, slice(nodes - sizes[-1], None)), states
+        return Segment(cache, np.array(tokens), positions, visible, slice(nodes - sizes[-1], None)), states
 
     def take(self, outputs: Tensor, frontier: Frontier) -> None:
-        """Note the outputs `[1, rows, hidden]` of the rows of a new frontier, and of those before it if there are."""
+        """Keep the outputs `[1, rows, hidden]` of a pass, whose last rows are those of the new frontier."""
         self._outputs = outputs
         self._hidden = outputs[:, -len(frontier.tokens) :]
         self.level += 1

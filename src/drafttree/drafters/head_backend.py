@@ -1,7 +1,8 @@
-"""The fastest way to run an EAGLE head: on a backend of its layers, which are those of a model.
+"""The fastest way to run an EAGLE head: on a backend for its layers, which are built as a model's are.
 
-A head is one layer, so the price of calling it weighs more than in any model: transformers' layer makes twice as many
+A head is one layer, so the overhead of a call weighs more than for any model: transformers' layer takes twice as many
 operations as a fused one, and drafttree-native runs a level in one call.
+
 """
 
 from collections.abc import Sequence
@@ -31,15 +32,15 @@ REDUCED_TOLERANCE = 0.1
 """For dtypes of less precision than float32."""
 ROWS = 3
 CPU_ROWS = 16
-"""Above so many rows, hidden states are fused by multiples of them on a CPU."""
+"""On a CPU, more rows than these are padded to a multiple of them to be fused."""
 
 
 class HeadBackend:
     """Runs a head on a backend of its layers; see `drafttree.drafters.head.Head` for the protocol.
 
     Args:
-        head: frozen.
-        backend: of the head's layers.
+        head: the head, frozen.
+        backend: what runs the head's layers.
 
     Attributes:
         backend: as given.
@@ -53,9 +54,9 @@ class HeadBackend:
         return self.backend.new_cache(capacity)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
-        """As the head does, on a CPU over more rows than are given where these are many.
+        """As `Head.fuse`; on a CPU, many rows are padded to a multiple of `CPU_ROWS`.
 
-        For each number of rows torch makes a kernel in bfloat16 there, which takes 1 ms and 80 kB, and keeps some
+        In bfloat16, torch makes a kernel there for each number of rows, which takes 1 ms and 80 kB, and keeps some
         1,000.
         """
         rows = hidden_states[0].shape[1]
@@ -70,7 +71,7 @@ class HeadBackend:
 
     @property
     def draft_chains(self) -> Any:
-        """Drafts chains in one call where the backend does; see `drafttree.models.native.kernels.draft_chains`."""
+        """`drafttree.models.native.kernels.draft_chains` for the head, None if the backend is another one."""
         return self._draft_chains if isinstance(self.backend, NativeBackend) else None
 
     def _draft_chains(self, segments: Sequence[Segment], count: int, allowed: int, states: Tensor) -> Any:
@@ -81,7 +82,7 @@ class HeadBackend:
 
 
 def choose_head_backend(head: EagleHead) -> Head:
-    """The fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded."""
+    """The fastest way to run a frozen head that gives the head's own logits; on CUDA fused passes are recorded."""
     rope = (head.config.layer.rope_parameters or {}).get("rope_type")
     if rope not in STATIC_ROPES or not is_plain_module(head):
         return head
@@ -98,7 +99,7 @@ def choose_head_backend(head: EagleHead) -> Head:
 
 
 def _trusted(kind: Any, head: EagleHead, own: Tensor) -> Any:
-    """A head on such a backend, None where it cannot be run so or gives other logits."""
+    """The head on a backend of this kind; None if it cannot be run on it or gives other logits."""
     if kind is NativeBackend and why_not_packable(head):
         return None
     try:
@@ -121,7 +122,7 @@ def _agrees(backend: Head, head: EagleHead, own: Tensor) -> bool:
 
 @torch.inference_mode()
 def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
-    """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
+    """Draft logits of `ROWS` rows after as many committed ones; another shift gives other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
     input_states = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))

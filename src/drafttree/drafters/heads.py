@@ -63,12 +63,12 @@ class MedusaHeads(nn.ModuleList):
     """
 
     def __init__(self, heads: int, layers: int, hidden: int, vocab: int, *, shared: bool = False) -> None:
-        super().__init__(
-            nn.Sequential(
-                *(ResBlock(hidden) for _ in range(layers)), *(() if shared else [nn.Linear(hidden, vocab, bias=False)])
-            )
-            for _ in range(heads)
-        )
+        modules = list[nn.Module]()
+        for _ in range(heads):
+            blocks = [ResBlock(hidden) for _ in range(layers)]
+            outputs = [] if shared else [nn.Linear(hidden, vocab, bias=False)]
+            modules.append(nn.Sequential(*blocks, *outputs))
+        super().__init__(modules)
         self.count = heads
         self.layers = layers
         self.shared = shared
@@ -227,8 +227,8 @@ class HeadsDrafter(ShownBySize):
     Attributes:
         reads_text: whether a layer before the heads reads the hidden states of the whole text.
         layout: of that layer's KV cache.
-        zero_hidden: `[1, 1, hidden]` stands for the hidden state before a root that has none.
-        project: makes logits of a head's output; those of the target's own projection are scaled as the target's are.
+        zero_hidden: zeros `[1, 1, hidden]`, read for a root without a hidden state before it.
+        project: computes logits from a head's output; the target's projection scales them as for the target.
     """
 
     context: int | None = None
@@ -273,7 +273,7 @@ class MedusaDrafter(HeadsDrafter):
 
     @in_inference_mode
     def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node, which are its head's; see `SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node, the same on all of a level; see `SharedDrafter`."""
         for session in sessions:
             session.level += 1
         session_frontiers = zip(sessions, frontiers, strict=True)
@@ -321,9 +321,8 @@ class HydraDrafter(HeadsDrafter):
         """Logits `[nodes, vocab]` of a level, given the parents' inputs `[1, width, inputs]` of each session."""
         ids = torch.tensor([tokens], device=self.zero_hidden.device)
         inputs = torch.cat((torch.cat([*inherited], 1), self.embed(ids)), 2)
-        for session, session_inputs in zip(
-            sessions, inputs.split([parent_inputs.shape[1] for parent_inputs in inherited], 1), strict=True
-        ):
+        widths = [parent_inputs.shape[1] for parent_inputs in inherited]
+        for session, session_inputs in zip(sessions, inputs.split(widths, 1), strict=True):
             session.drafted = session_inputs
             session.level = level
         return self.project(self.heads(level, inputs))[0]
@@ -338,7 +337,7 @@ class HydraDrafter(HeadsDrafter):
         if prefix is None:
             return hidden
         count = hidden.shape[1]
-        segment = Segment.of_text(cache, [0] * count)  # it reads their states
+        segment = Segment.of_text(cache, [0] * count)  # the layer reads states, not token ids
         inputs = ModuleInputs.of([segment], hidden.dtype, hidden.device)
         layer_kwargs = {"use_cache": True, "tree_plan": inputs.plan, **as_cache(prefix, cache)}
         out = prefix(inputs_embeds=hidden, position_ids=inputs.positions, **layer_kwargs)
@@ -360,9 +359,9 @@ def final_logits(target: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def logits_scaling(target: PreTrainedModel) -> tuple[float, float | None]:
-    """Return what a target multiplies the logits of its output projection by, and the bound of the product.
+    """Return the factor of the logits of a target's output projection, and the bound of the product, None for none.
 
-    Some families scale them (Granite, Cohere, Falcon-H1, HyperCLOVA X), Gemma bounds them; None is no bound.
+    Some families scale logits (Granite, Cohere, Falcon-H1, HyperCLOVA X), Gemma bounds them.
     """
     config = target.config.get_text_config()
     scaling = getattr(config, "logits_scaling", None) or 1.0

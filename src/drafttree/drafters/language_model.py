@@ -17,8 +17,8 @@ class LanguageModelDrafter(ShownBySize):
     """Drafts with any `Model`, one forward pass per level of the tree.
 
     Args:
-        model: the draft model; it must share the target's vocabulary. Padding ids that only the target has are given
-            to it as its own last id.
+        model: the draft model; it must share the target's vocabulary. It reads padding ids that only the target has as
+            its own last id.
     """
 
     def __init__(self, model: Model) -> None:
@@ -36,7 +36,7 @@ class LanguageModelDrafter(ShownBySize):
     def root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
-        A second call before the next commit begins other trees at the same roots.
+        A second call before the next commit begins new trees at the same roots.
         """
         for session in sessions:
             session.begin_tree()
@@ -60,7 +60,7 @@ class LanguageModelDrafter(ShownBySize):
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
         model: Any = self.model
-        # another `forward` than this may change logits
+        # an overridden `forward` may change logits
         is_target = getattr(model.forward, "__func__", None) is TargetModel.forward
         draft = getattr(model.backend, "draft_chains", None) if is_target else None
         if not draft:
@@ -102,7 +102,7 @@ class LanguageModelSession(TreeSession):
         self.forget_tree()
 
     def unread_text(self) -> Segment:
-        """The unread tokens, of whose logits the last one's are wanted."""
+        """The unread tokens; logits of the last one are wanted."""
         return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread))
 
     def read(self, logits: Tensor) -> None:

@@ -28,9 +28,9 @@ PRIOR_HIT_RATES = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
 PRIOR_WEIGHT = 2.0
 """Observations the prior counts as."""
 USUAL_LEVELS = 8
-"""Levels over which the accepted tokens are expected where it is not known how deep the policy drafts."""
+"""Levels over which accepted tokens are estimated if it is not known how deep the policy drafts."""
 UNLIKELY = 0.02
-"""Probability of a path below which its further tokens are not looked up: every round asks what is expected."""
+"""Path probability below which an estimate of accepted tokens ends, since one is made in every round."""
 FADE_AFTER = 32
 """Observations of a bucket after which older ones are halved whenever a new one comes."""
 
@@ -125,7 +125,7 @@ class PromptLookupDrafter(LookupDrafter):
         max_ngram: length of the longest n-gram that is matched.
 
     Raises:
-        ConfigError: `max_ngram` is no whole number, or below 1.
+        ConfigError: If `max_ngram` is not a whole number of at least 1.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu", max_ngram: int = 8) -> None:
@@ -151,7 +151,7 @@ class LookupSession(Session):
     """
 
     def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
-        super().__init__(drafter, torch.device("cpu"))  # by whose clock its lookups are timed
+        super().__init__(drafter, torch.device("cpu"))  # lookups run on the host, whose clock times them
         self.device = drafter.device
         self._index = index
         self._confidence = Confidence()
@@ -177,7 +177,7 @@ class LookupSession(Session):
         return [self._index.step(self._cursors[origin], token) for token, origin in nodes]
 
     def look_up(self, cursors: list[Cursor]) -> list[tuple[list[int], list[float], float]]:
-        """Per cursor, which become the frontier's, the tokens to propose, their log-probabilities, and the others'."""
+        """Per cursor of a new frontier, the proposed tokens, their log-probabilities, and that of all other tokens."""
         self._cursors = cursors
         rows = []
         for cursor in cursors:

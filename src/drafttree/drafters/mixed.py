@@ -11,13 +11,13 @@ from drafttree.models import TreeCache
 class MixedDrafter(ShownBySize):
     """Lookup and a model, one of which drafts each round.
 
-    The engine's controller chooses: lookup, where the tokens it expects to commit are worth more for their time than
-    those of the model's recent rounds. Both follow from committed tokens and costs that stay the same for a text that
-    is written alone, so the same seed gives the same rounds.
+    The engine's controller chooses lookup if the tokens it expects to commit are worth more, for the time they take,
+    than those of the model's recent rounds. For a text that is written alone, both depend on committed tokens and on
+    costs that stay the same, so the same seed gives the same rounds.
 
     Args:
         lookup: the lookup drafter, whose passes cost next to nothing.
-        model: any other drafter; its next first pass reads the tokens committed while lookup drafted.
+        model: any other drafter; its first pass after rounds of lookup reads the tokens that they have committed.
     """
 
     def __init__(self, lookup: LookupDrafter, model: Drafter) -> None:
@@ -31,7 +31,7 @@ class MixedDrafter(ShownBySize):
 
     @property
     def sources(self) -> tuple[Drafter, Drafter]:
-        """Who drafts a round, by the number that the session is given: 0 is lookup, 1 the model."""
+        """The drafters in the order of `Session.choose`: source 0 is lookup, 1 the model."""
         return self.lookup, self.model
 
     def start(self, prompt: list[int], capacity: int) -> Session:
@@ -70,6 +70,7 @@ class MixedSession(Session):
         self._model.read_cache(cache)
 
     def read_rest(self) -> None:
+        self._model_text.catch_up()
         self._model.read_rest()
 
     def keep(self, tokens: int) -> object:
@@ -88,7 +89,9 @@ class MixedSession(Session):
         if source == 0:
             return self._lookup
         self._model_text.catch_up()
-        return self._model.choose(0)  # one that wraps another names that, which may share its passes
+        if self._model.mixes:
+            return self._model
+        return self._model.choose(0)  # a session that wraps another gives that one, which may share its passes
 
     def root(self) -> Tensor:
         return self.choose(1).root()

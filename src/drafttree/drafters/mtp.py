@@ -1,9 +1,9 @@
 """Multi-token-prediction (MTP) layers, which come with the target's own checkpoint, for `HeadDrafter`.
 
-An MTP layer is a decoder layer of the target's class. In place of a token's embedding it reads a projection of that
-embedding and of a hidden state, and its output after its own norm goes to the target's head: h = norm(block(eh_proj(
-[enorm(embedding); hnorm(state)]))) (DeepSeek-V3, arXiv 2412.19437, section 2.2). So it is run as what it is: a language
-model of one layer whose embedding reads a state.
+An MTP layer is a decoder layer of the target's class. It reads a projection of a token's embedding and a hidden state
+in place of the embedding, and its output after its own norm goes to the target's head: h = norm(block(eh_proj(
+[enorm(embedding); hnorm(state)]))) (DeepSeek-V3, arXiv 2412.19437, section 2.2). So it is run as a language model of
+one layer whose embedding reads a state too.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class MtpLayer:
         module: a language model of the target's class: its embedding an `MtpEmbedding`, its head the target's.
 
     Attributes:
-        model: the module in its fastest backend.
+        model: the module on its fastest backend.
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
@@ -45,14 +45,13 @@ class MtpLayer:
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
         if len(segments) > 1 and not self.model.shares_passes:
             split_states = split(states, [segment.nodes for segment in segments])
-            logits, outputs = zip(
-                *(
-                    self([segment], segment_states)
-                    for segment, segment_states in zip(segments, split_states, strict=True)
-                ),
-                strict=True,
-            )
-            return join(logits, 0), join(outputs)
+            logits_by_segment = list[Tensor]()
+            states_by_segment = list[Tensor]()
+            for segment, segment_states in zip(segments, split_states, strict=True):
+                logits, next_states = self([segment], segment_states)
+                logits_by_segment.append(logits)
+                states_by_segment.append(next_states)
+            return join(logits_by_segment, 0), join(states_by_segment)
         self._embedding.states = states
         try:
             outputs = self.model.forward(segments, hidden_layers=self._output)
@@ -62,12 +61,12 @@ class MtpLayer:
 
     @property
     def draft_chains(self) -> Any:
-        """Drafts chains in one call where the backend does."""
+        """The backend's function that drafts chains in one call, None if it has none."""
         return getattr(self.model.backend, "draft_chains", None)
 
 
 def mtp_drafter(modules: Sequence[PreTrainedModel], target: PreTrainedModel) -> HeadDrafter:
-    """The drafter of MTP layers, as `MtpLayer` takes them, for the model they belong to."""
+    """The drafter of MTP layers, given as `MtpLayer` takes them, for the target they belong to."""
     layers = [MtpLayer(module) for module in modules]
     nbytes = own_bytes(nn.ModuleList(modules), target)
     vocab = layers[0].model.vocab_size

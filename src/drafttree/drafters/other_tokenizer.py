@@ -14,14 +14,14 @@ from drafttree.models import Model, Segment, TreeCache
 
 
 class OtherTokenizerDrafter(ShownBySize):
-    """Drafts with any `Model`, one forward pass per level, of the target's tokens those that the model has too.
+    """Drafts with any `Model`, one forward pass per level; only tokens that the target and the model share.
 
-    The model reads the text in its own tokens, so its rows stand at positions of their own. Drafts are a distribution
-    over the target's tokens and over none of them, as other drafters' are, so every verifier is lossless.
+    The model reads the text in its own tokens, so its rows have positions of their own. Drafts are a distribution over
+    the target's tokens and "none of these", as other drafters' can be, so every verifier is lossless.
 
     Args:
         model: the draft model.
-        vocabulary: what its tokens are among the target's.
+        vocabulary: maps between its tokens and the target's.
     """
 
     def __init__(self, model: Model, vocabulary: VocabularyMap) -> None:
@@ -39,7 +39,7 @@ class OtherTokenizerDrafter(ShownBySize):
         return OtherTokenizerSession(self, prompt, capacity)
 
     def root(self, sessions: "Sequence[OtherTokenizerSession]") -> Tensor:
-        """Logits `[sessions, vocab + 1]` of the token after each root, the last column's of one that is not drafted."""
+        """Logits `[sessions, vocab + 1]` of the token after each root; the last column is of "none of these"."""
         return self.vocabulary.spread(self._reader.root(sessions))
 
     def expand(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
@@ -51,9 +51,9 @@ class OtherTokenizerDrafter(ShownBySize):
 
 
 class OtherTokenizerSession(LanguageModelSession):
-    """The draft model's KV cache for one request, whose rows are of the text in the draft model's tokens.
+    """The draft model's KV cache for one request, whose rows are those of the draft model's tokens.
 
-    A text that is longer in these than the model's context is read on at its last position.
+    If these exceed the model's context, further tokens are read at its last position.
     """
 
     def __init__(self, drafter: OtherTokenizerDrafter, prompt: list[int], capacity: int) -> None:
@@ -85,7 +85,7 @@ class OtherTokenizerSession(LanguageModelSession):
         return self._own_tokens[:rows], super().keep(rows)
 
     def resume(self, kept: object, tokens: int) -> int:
-        """As in `Session`; what texts share counts in the draft model's tokens."""
+        """As in `Session`; what the texts share is found among the draft model's tokens."""
         kept_tokens, cache = kept if isinstance(kept, tuple) else ([], None)
         token_pairs = enumerate(zip(kept_tokens, self._own_tokens[:-1], strict=False))
         shared_length = next(

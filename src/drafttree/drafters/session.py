@@ -19,9 +19,9 @@ from drafttree.drafters.timing import time_together
 from drafttree.models import Segment, TreeCache
 
 MOST_PASSES = 32
-"""Passes of which all rows may stay in memory for those that a session is to be told of."""
+"""Number of missed passes after which the rows of accepted tokens are copied, so that the others can be freed."""
 MOST_MISSED = 1024
-"""Tokens a session may be behind its text: their hidden states are kept for it."""
+"""Most tokens that a session may miss; their hidden states are kept for it."""
 
 
 class TreeSession(Session):
@@ -30,7 +30,7 @@ class TreeSession(Session):
     Args:
         drafter: as for `Session`.
         cache: the cache of the session, empty.
-        unread: the first tokens that it has rows of.
+        unread: the tokens of the prompt that get rows.
         device: as for `Session`.
         shared: as for `Session`.
 
@@ -93,9 +93,9 @@ def level_segments(sessions: Sequence[TreeSession], frontiers: Sequence[Frontier
 
 
 def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
-    """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it.
+    """Logits `[sessions, vocab]` of the token after each root, in one pass if the sessions can share it.
 
-    They are `Candidates` where the drafter answers so.
+    They are `Candidates` if the drafter returns such.
     """
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "root", drafter.root(sessions), (len(sessions),))
@@ -105,13 +105,13 @@ def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
 def draft_expand(
     sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device
 ) -> Tensor | Candidates:
-    """Logits `[nodes, vocab]` of the token after each node, in one pass where the sessions can share it.
+    """Logits `[nodes, vocab]` of the token after each node, in one pass if the sessions can share it.
 
-    They are `Candidates` where the drafter answers so.
+    They are `Candidates` if the drafter returns such.
 
     Args:
         sessions: sessions of the requests.
-        frontiers: frontiers of each, empty for one that drafts no further.
+        frontiers: the frontier of each session, empty for one that drafts no further.
         device: the device of the sessions' tensors.
     """
     if len(sessions) > 1:
@@ -133,9 +133,9 @@ def draft_expand(
 def draft_chain(
     sessions: Sequence[Session], tokens: Sequence[int], count: int, allowed: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Chains behind the only node of each tree, as of `SharedDrafter.chain`; None where they are drafted by levels.
+    """Chains after the only node of each tree, see `SharedDrafter.chain`; None if they have to be drafted by levels.
 
-    So they are where a class derives from one that drafts chains, or an object is of it, and expands in another way.
+    They have to if a subclass or the drafter itself overrides only one of `chain` and `expand`.
     """
     drafter: Any = _shared_drafter(sessions)
     spaces = getattr(drafter, "__dict__", {}), *map(vars, type(drafter).__mro__)
@@ -151,7 +151,7 @@ def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> An
     """The logits that a drafter, which may be a user's own, has returned.
 
     Raises:
-        ConfigError: they are no logits of so many nodes.
+        ConfigError: If they are not logits of this shape.
     """
     wanted_shape = f"[{', '.join(map(str, shape))}, vocab]"
     subject = f"{type(part).__name__}.{name} returns"
@@ -167,7 +167,10 @@ def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> An
 
 
 def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
-    """The drafter of sessions that can share a pass: those of a subclass may draft in another way than its base."""
+    """The drafter of the sessions if they can share a pass, None otherwise.
+
+    They must be of one class, since a subclass may draft in another way.
+    """
     first_session = sessions[0]
     if type(first_session).root is not Session.root:
         return None
@@ -176,16 +179,16 @@ def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
 
 
 class LateReader:
-    """Tells a session what its text has become, no sooner than it is to draft where drafting rests.
+    """Tells a session of its text's new tokens: at once, or when it drafts again if drafting is paused.
 
-    So a text that is not drafted for costs what plain decoding does: nothing of it is read by a draft model, unless
-    it is kept for later texts in the end.
+    So a text without drafts costs what plain decoding does: no draft model reads it, unless its state is kept for later
+    texts at the end.
 
     Args:
         session: the session to tell.
 
     Attributes:
-        resting: whether what comes can wait until `catch_up`.
+        resting: whether drafting is paused, so that new tokens can wait until `catch_up`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -204,7 +207,7 @@ class LateReader:
         Args:
             tokens: as there.
             hidden_states: as there, or of all nodes of a tree.
-            path: the nodes of the tree that are meant; None for all.
+            path: the accepted nodes, if the states are those of all nodes; None otherwise.
         """
         self._tell(_Missed(len(tokens), tokens, hidden_states, path))
 
@@ -231,13 +234,13 @@ class LateReader:
 
 
 class _Missed(NamedTuple):
-    """What a session is to be told.
+    """A part of the text that a session is still to be told of.
 
     Attributes:
-        size: tokens that the text has grown by.
-        tokens: they, as they were committed; None for a part of the prompt.
-        hidden_states: those of the target.
-        path: which of its rows are those of the tokens, None for all.
+        size: number of its tokens.
+        tokens: the committed tokens; None for a part of the prompt.
+        hidden_states: the target's.
+        path: which rows of the hidden states belong to the tokens; None for all.
     """
 
     size: int
@@ -251,13 +254,13 @@ class _Missed(NamedTuple):
         return self.hidden_states if self.path is None else accepted_rows(self.hidden_states, self.path)
 
     def kept(self) -> "_Missed":
-        """The same without the other rows of its pass, all of which would stay in memory."""
+        """A copy with the tokens' rows alone, so that the other rows of their pass can be freed."""
         return self._replace(hidden_states=tuple(state.clone() for state in self.rows), path=None)
 
 
 @contextmanager
 def count_pass(sessions: Sequence[Session], passes: int = 1) -> Iterator[None]:
-    """Count and time the block as forward passes of each session, which all wait for the whole of it."""
+    """Context manager: count and time the block as passes of each session, all of which wait for the whole of it."""
     with time_together([session.timer for session in sessions]):
         yield
     for session in sessions:

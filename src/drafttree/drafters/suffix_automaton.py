@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_LINKS = 8
-"""States along suffix links that are visited at most, where matches have no bound, when a token is counted, a path is
-extended or a match is searched."""
+"""Suffix links followed at most, if matches have no bound, to count a token, extend a path or search a match."""
 
 
 class Match(NamedTuple):
@@ -28,8 +27,8 @@ class State:
     Attributes:
         length: length of the longest of these substrings.
         link: suffix link, the state of their longest suffix that also ends elsewhere; None for the empty string.
-        next: transitions, the number of the state reached by each next token; with references here as in `link` there
-            would be cycles, and the memory of a finished text would wait for the garbage collector.
+        next: transitions, by next token the number of the state reached. References to states, as in `link`, would form
+            cycles here, and a finished text would stay in memory until a garbage collection.
         followers: how often each token came next, see `SuffixAutomaton`.
     """
 

@@ -1,8 +1,9 @@
-"""Transitions of block drafters: what the token above a node, and the path to it, do to the logits of its level.
+"""Transitions of block drafters: how the token above a node, and the path to it, change the logits of its level.
 
-DSpark's Markov heads (DeepSpec) add to them: a token's row of one table `[vocab, rank]`, changed by the kind of
-transition, is projected to the vocabulary by another. DFlash2's candidate selector (z-lab) scores the pairs of tokens
-above and the best candidates of a level.
+DSpark's Markov heads (DeepSpec) add to the logits: the token's row of a table `[vocab, rank]` is mixed as the kind of
+transition says, and another table projects it to the vocabulary. DFlash2's candidate selector (z-lab) scores pairs of
+the token above and one of a level's best candidates.
+
 """
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Transition(nn.Module):
-    """The plain kind ("vanilla"): the row of the token above alone.
+    """The plain kind ("vanilla"), which uses the row of the token above unchanged.
 
     Args:
         vocab: size of the target's vocabulary.
@@ -25,22 +26,22 @@ class Transition(nn.Module):
         self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
 
     def forward(self, logits: Tensor, tokens: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits of what follows nodes, and what is kept of the paths to them.
+        """Compute the logits after nodes, and the memory of the paths to them.
 
         Args:
             logits: `[nodes, draft_vocab]` of their level.
             tokens: `[nodes]` ids of the target.
             rows: `[nodes, width]` the states that predict what follows them.
-            memory: `[nodes, rank]` what was kept of the path to each node's parent, zeros above the root.
+            memory: `[nodes, rank]` the memory of the path to each node's parent, zeros above the root.
 
         Returns:
-            `[nodes, draft_vocab]` and `[nodes, rank]`.
+            The logits `[nodes, draft_vocab]` and the memory `[nodes, rank]`.
         """
         state, memory = self.mix(self.markov_w1(tokens), rows, memory)
         return logits + self.markov_w2(state), memory
 
     def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What is projected to the vocabulary, given the rows `[nodes, rank]` of the tokens, and the memory."""
+        """From the tokens' table rows `[nodes, rank]`, the vectors to project to the vocabulary, and the new memory."""
         return above, memory
 
 
@@ -69,7 +70,7 @@ class RecurrentTransition(Transition):
 
 
 class CandidateSelector(nn.Module):
-    """Scores of a token above and each of a level's best candidates; no other token is drafted (DFlash2).
+    """Scores the pairs of the token above and a level's best candidates; no other token is drafted (DFlash2).
 
     Args:
         vocab: size of the vocabulary.
@@ -86,7 +87,7 @@ class CandidateSelector(nn.Module):
         self.candidates = candidates
 
     def forward(self, logits: Tensor, tokens: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `Transition.forward`; nothing is kept of the path."""
+        """As in `Transition`; the memory stays as it is."""
         top = logits.topk(self.candidates, -1)
         query = self.predecessor_codebook(tokens) * self.hidden_projection(rows)
         pair_scores = (self.successor_codebook(top.indices) @ query[..., None]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""The tokens that two tokenizers have in common, and texts of one in tokens of the other."""
+"""The tokens that two tokenizers have in common, and translation of texts from one to the other."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class Spelling(NamedTuple):
 
     Attributes:
         text: its bytes; one token may have only a part of a character.
-        special: whether it marks a text rather than being a part of it.
+        special: whether it is a mark, such as the end of a text, and no part of the text.
     """
 
     text: bytes
@@ -36,9 +36,9 @@ class Spelling(NamedTuple):
 
 
 def spell(tokenizer: PreTrainedTokenizerBase) -> dict[int, Spelling]:
-    """The spelling of every token by its id, whatever signs the vocabulary has for spaces and bytes.
+    """The spelling of every token by its id; the vocabulary's signs for spaces and bytes are decoded.
 
-    Of several tokens that are spelled alike lone bytes come last.
+    Tokens such as <0x0A> come last, so of several that are spelled alike another one comes first.
     """
     vocabulary = tokenizer.get_vocab()
     byte_level = _count(vocabulary, BYTE_SPACE) > _count(vocabulary, PIECE_SPACE)
@@ -59,23 +59,23 @@ def spell(tokenizer: PreTrainedTokenizerBase) -> dict[int, Spelling]:
 
 
 class VocabularyMap:
-    """Between the vocabularies of a target and of a draft model that has another tokenizer.
+    """Maps between the vocabularies of a target and a draft model with another tokenizer.
 
     Tokens in common, *twins*, are spelled alike (token-level intersection, Timor et al. 2025, arXiv:2502.05202,
-    algorithm 4); the tokens that begin and end texts are also twins where no others are. The draft model's probability
-    of its other tokens is kept as that of "none of these", so what is in common keeps the probabilities it had.
+    algorithm 4); the tokens that begin and end texts are also twins where no others are. The probability of all other
+    tokens of the draft model becomes that of "none of these", so twins keep the probabilities they had.
 
     Args:
         target: the target's tokenizer.
-        draft: the draft model's.
+        draft: the draft model's tokenizer.
         target_vocab: columns of the target's logits.
-        draft_vocab: columns of the draft model's.
+        draft_vocab: columns of the draft model's logits.
         device: the device of the logits.
 
     Attributes:
         target_vocab: as given.
         tokens: number of tokens of the target's tokenizer.
-        twins: the draft model's id of each of the target's tokens that it has.
+        twins: the draft model's id by the target's id, for tokens in common.
     """
 
     def __init__(
@@ -94,11 +94,9 @@ class VocabularyMap:
         target_ids = _by_spelling(self._spelled, _marks(target).unknown)
         draft_ids = _by_spelling(self._draft_spelled, _marks(draft).unknown)
         self._draft_ids = {spelling: alike[0] for spelling, alike in draft_ids.items()}
-        self.twins = dict(
-            twin
-            for spelling, alike in target_ids.items()
-            for twin in zip(alike, draft_ids.get(spelling, ()), strict=False)
-        )
+        self.twins = dict[int, int]()
+        for spelling, alike in target_ids.items():
+            self.twins.update(zip(alike, draft_ids.get(spelling, ()), strict=False))
         for target_mark, draft_mark in zip(_marks(target)[1:], _marks(draft)[1:], strict=True):
             in_vocabularies = target_mark in self._spelled and draft_mark in self._draft_spelled
             if in_vocabularies and target_mark not in self.twins and draft_mark not in self.twins.values():
@@ -115,13 +113,13 @@ class VocabularyMap:
         return len(self.twins) / max(self.tokens, 1)
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary, and of none of its tokens.
+        """Logits over the target's vocabulary, with one more column for "none of these".
 
         Args:
             logits: `[rows, draft_vocab]`.
 
         Returns:
-            `[rows, target_vocab + 1]`, -inf for the target's tokens without a twin; the last column has the draft
+            `[rows, target_vocab + 1]`, -inf for the target's tokens without a twin; the last column is of the draft
             model's other tokens together.
         """
         target_columns, draft_columns = self._columns
@@ -135,14 +133,14 @@ class VocabularyMap:
         return self.twins.get(token, self._stand_in)
 
     def translate(self, tokens: Iterable[int]) -> tuple[list[int], list[int]]:
-        """A part of a text in the draft model's tokens.
+        """Translate a part of a text into the draft model's tokens.
 
-        Twins are taken one to one. What lies between them is spelled, as one, by the draft tokenizer; parts of
-        characters, and what it would spell otherwise, by the longest tokens that fit.
+        Each twin becomes its counterpart. The tokens between two twins are joined, and the draft tokenizer encodes
+        their text; if it is no text, or the ids spell another one, the longest tokens that fit are taken.
 
         Returns:
-            The ids, at least one for any text, and for every token of the target how many of them are known by it;
-            the tokens between two twins are known together.
+            The ids, at least one for any text, and for every token of the target the number of ids that are known from
+            the tokens up to it. Those between two twins are known only at the last token between these.
         """
         ids = list[int]()
         known_counts = list[int]()
@@ -167,7 +165,7 @@ class VocabularyMap:
         return ids or [self._stand_in]
 
     def _longest(self, text: bytes) -> list[int]:
-        """The ids of the longest tokens that spell a text; the stand-in's for what none begins with."""
+        """The ids of the longest tokens that spell a text; the stand-in where no token fits."""
         ids = list[int]()
         start = 0
         while start < len(text):
@@ -203,6 +201,6 @@ def _count(vocabulary: Iterable[str], sign: str) -> int:
 
 
 def _fallback_byte(token: str) -> bytes | None:
-    """The byte of a token such as <0x0A>, which SentencePiece has for what no other token spells."""
+    """The byte of a token such as <0x0A>, SentencePiece's for text that no other token spells; None for others."""
     match = re.fullmatch("<0x([0-9A-F]{2})>", token)
     return bytes.fromhex(match[1]) if match else None

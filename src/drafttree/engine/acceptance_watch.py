@@ -1,4 +1,4 @@
-"""Notices drafts that are accepted far less often than they should be: than before, or than a head itself claims."""
+"""Notices drafts that are accepted far less often than before, or than a head itself claims."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 FAR_LESS = 2
-"""How many times smaller a share has to be."""
+"""A share is far smaller than another if it is smaller by at least this factor."""
 EVIDENCE = 20.0
-"""Log-likelihood ratio above which a smaller share is no chance."""
+"""Log-likelihood ratio above which a smaller share is not taken for chance."""
 FEWEST = 32
-"""Rounds before and since that are compared at least."""
+"""The fewest rounds on each side of a comparison."""
 CONTEXT = 8
-"""Tokens by which rounds are told apart."""
+"""Rounds count as the same if this many tokens before them are equal."""
 BEST = 3
-"""A head's likeliest first tokens, which the target's token should be among."""
+"""The target's token should be among this many of a head's likeliest first tokens."""
 HIGHEST_CLAIM = 0.9
-"""The chance of these that is believed at most, so that a single round proves little."""
+"""Higher claims of a head for these tokens count as this much, so that a single round proves little."""
 CLAIM_EVIDENCE = 10.0
-"""Log-likelihood ratio that ends a head's test either way. A head whose claims hold fails by chance once in exp(10)."""
+"""Log-likelihood ratio that ends the test of a head either way. One whose claims hold fails once in exp(10) tests."""
 MOST = 256
-"""Rounds in which a head is tested at most."""
+"""The most rounds in which a head is tested."""
 
 
 @dataclass
 class Share:
-    """In how many rounds a drafted token was accepted."""
+    """The number of rounds in which a drafted token was accepted, and of all rounds."""
 
     accepted: int = 0
     rounds: int = 0
@@ -42,10 +42,10 @@ class Share:
 
 
 class _Watch:
-    """Weighs by the log-likelihood ratio whether a share is far smaller than it should be.
+    """Tests by the log-likelihood ratio whether a share is far smaller than it should be.
 
-    It only counts, so it finds the same in every run. A round behind the same tokens as an earlier one is not counted:
-    in a text that repeats itself, the same draft is right or wrong again and again.
+    Nothing but counts decides, so the result is the same in every run. A round after the same tokens as an earlier one
+    does not count: in a text that repeats itself, the same draft is right or wrong again and again.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Watch:
         return not is_known
 
     def _weigh(self, success: bool, share: float) -> None:
-        """Take a round into account whose chance of success should be this."""
+        """Count the outcome of a round that should succeed with probability `share`."""
         reduced_share = share / (2 * FAR_LESS)
         self._evidence += log(reduced_share / share) if success else log((1 - reduced_share) / (1 - share))
 
@@ -68,9 +68,9 @@ class AcceptanceWatch(_Watch):
     """Compares recent drafts of a text with its earlier ones, by Page's test.
 
     Attributes:
-        before: the rounds up to the suspected one.
-        since: the rounds from there on.
-        begin: the position of the suspected round.
+        before: the rounds before the suspected change.
+        since: the rounds since then.
+        begin: the position in the text of the suspected change.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class AcceptanceWatch(_Watch):
         self.begin = 0
 
     def observe(self, tokens: Sequence[int], accepted: bool) -> bool:
-        """Count a round that drafted something; whether drafts have become far worse.
+        """Count a round that drafted something, and return whether drafts have become far worse.
 
         Args:
             tokens: the text before the round, prompt included.
@@ -103,17 +103,17 @@ class AcceptanceWatch(_Watch):
 
 
 class HeadWatch(_Watch):
-    """Compares what a head claims of its likeliest tokens with how often the target's token was one of them.
+    """Compares a head's probabilities of its likeliest tokens with how often the target's token is one of them.
 
-    A weak head knows that it is weak, and a head that is read in a wrong way does not, whatever its kind. So it is
-    tested by its own probabilities, in the first rounds of a target and a drafter. A token drawn at temperature 1
-    should be among the likeliest as often as these say, and at lower temperatures more often.
+    The probabilities of a weak head show that it is weak; those of a head that is read incorrectly do not, whatever its
+    kind. So a head is tested by its own probabilities, in the first rounds of a target and a drafter. A token drawn at
+    temperature 1 should be among the likeliest as often as they say, and at lower temperatures more often.
 
     Attributes:
-        found: in how many rounds the target's token was among them.
-        claimed: in how many it should have been by the head's probabilities.
+        found: the number of rounds in which the target's token was among the likeliest, and of all counted rounds.
+        claimed: the number of rounds in which it should have been, by the head's probabilities.
         is_open: whether rounds are still counted.
-        is_misread: whether they have shown that the head is read in a wrong way.
+        is_misread: whether they have shown that the head is read incorrectly.
     """
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ class HeadWatch(_Watch):
         self.is_misread = False
 
     def observe(self, tokens: Sequence[int], logprobs: Tensor, token: int) -> None:
-        """Count a round, unless the head cannot draft the target's token, which says nothing of how it is read.
+        """Count a round, unless the head cannot draft the target's token, which tells nothing about how it is read.
 
         Args:
             tokens: the text before the round, prompt included.
-            logprobs: `[vocab]` of the head for the next token.
-            token: the target's.
+            logprobs: the head's log-probabilities `[vocab]` of the next token.
+            token: the target's next token.
         """
         if token >= len(logprobs) or not self._is_new(tokens):
             return

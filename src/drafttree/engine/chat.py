@@ -1,4 +1,4 @@
-"""Conversations as prompts: lists of messages, rendered by the tokenizer's chat template."""
+"""Renders conversations, which are lists of messages, to prompts by the tokenizer's chat template."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +11,18 @@ from drafttree.engine.detokenizer import special_tokens
 from drafttree.engine.prompt_length import check_characters
 
 Message = Mapping[str, Any]
-"""A turn of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}.
+"""A message of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}.
 
-The content is text, or a list of parts {"type": "text", "text": "..."}; an assistant's may be None or left out.
+The content is text, or a list of parts {"type": "text", "text": "..."}; that of an assistant may be None or left out.
 """
 TOOL_USE = "tool_use"
-"""The name by which transformers knows a tokenizer's template of conversations with tools."""
+"""transformers' name of a tokenizer's template for conversations with tools."""
 CALL = "call"
-"""Stands for the name of a function that the assistant calls, where `ROLES` stand for the content of messages."""
+"""Used like a role, but for the name of a function that the assistant calls instead of the content of a message."""
 
 
 def is_conversation(prompt: object) -> bool:
-    """True for a list of messages; what a tokenizer returns is a mapping as well and no message."""
+    """Whether this is a list of messages. The output of a tokenizer, which is a mapping too, is no message."""
     first_message = prompt[0] if isinstance(prompt, list | tuple) and prompt else None
     return isinstance(first_message, Mapping) and "input_ids" not in first_message
 
@@ -40,24 +40,25 @@ def render_chat(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> list[int]:
-    """The token ids of a conversation, up to where the assistant's next answer begins.
+    """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
 
     Args:
-        messages: messages from the first to the one to be answered, with a role of `ROLES`; further keys are for the
-            template. It is given their content as text, or in parts where it shows only those.
-        tokenizer: the tokenizer of transformers, with a chat template.
+        messages: messages from the first to the one to answer, each with a role of `ROLES`. The template is given their
+            content as text, or in parts if it shows only parts, and their other keys as they are.
+        tokenizer: a tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
-        first: the number by which errors name the first message; 0 for one that tells of tools before the client's own.
-        marked: what has marked the control tokens in messages and variables; they stay text. None for tokens.
-        restore: puts back what stands for something else in messages, in what the template renders.
-        add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
-        continue_final_message: end within the last message, which the text goes on with; no answer begins then.
+        first: the number of the first message in errors; 0 if it tells of tools, before the client's own messages.
+        marked: the control tokens, if they were marked in messages and variables to stay text; None if they become
+            tokens.
+        restore: replaces placeholders of the messages in the rendered text.
+        add_generation_prompt: begin the answer; if False, the token ids end with the last message.
+        continue_final_message: end inside the last message, which the text then continues; no answer begins.
         **variables: variables of the template, such as `tools`.
 
     Raises:
-        ContextError: the rendered text has too many characters for the context.
-        InputError: there is no chat template, it fails or leaves out what a message says, or the messages are
-            malformed; names the message.
+        ContextError: if the rendered text has too many characters for the context.
+        InputError: if there is no chat template, it fails or leaves out what a message says, or a message is malformed;
+            names the message.
     """
     try:
         text = _rendered(messages, tokenizer, first, add_generation_prompt, continue_final_message, variables)
@@ -72,7 +73,7 @@ def render_chat(
 def _rendered(
     messages: Sequence[Message], tokenizer: Any, first: int, begins: bool, goes_on: bool, variables: dict[str, Any]
 ) -> str:
-    """What the chat template makes of messages."""
+    """Render messages by the chat template; arguments and errors are those of `render_chat`."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
     message_texts = [_texts(number, message) for number, message in enumerate(messages, first)]
@@ -105,14 +106,14 @@ def _rendered(
 
 
 def _is_about_calls(message: Message) -> bool:
-    """Whether a message has calls, or what a call has returned."""
+    """Whether a message calls tools, or has the result of a call."""
     return bool(message.get("tool_calls")) or message["role"] == "tool"
 
 
 def _no_tools(tokenizer: Any, template: str | None = None) -> list[Any] | None:
-    """How a template is told that there are no tools: by an empty list if it is `TOOL_USE`, which walks through it.
+    """The value of `tools` if there are none: an empty list for the template `TOOL_USE`, which iterates over them.
 
-    The list also has transformers choose that template, where none is given and the tokenizer has it.
+    If no template is given and the tokenizer has that one, the list also makes transformers choose it.
     """
     templates = tokenizer.chat_template
     if isinstance(templates, dict) and TOOL_USE in templates and template in (None, templates[TOOL_USE]):
@@ -121,32 +122,32 @@ def _no_tools(tokenizer: Any, template: str | None = None) -> list[Any] | None:
 
 
 def as_text(texts: Sequence[str]) -> str:
-    """The content of a message as most chat templates want it."""
+    """The content of a message as text, for most chat templates."""
     return "\n".join(texts)
 
 
 def as_parts(texts: Sequence[str]) -> list[dict[str, str]]:
-    """The content of a message as templates want it that walk through its parts."""
+    """The content of a message in parts, for templates that iterate over them."""
     return [{"type": "text", "text": text} for text in texts]
 
 
 def _as_one_part(texts: Sequence[str]) -> list[dict[str, str]]:
-    """The content of a message as templates want it that read its first part alone."""
+    """The content of a message in a single part, for templates that read only the first one."""
     return as_parts([as_text(texts)])
 
 
 Form = Callable[[Sequence[str]], Any]
 FORMS: tuple[Form, ...] = (as_text, as_parts, _as_one_part)
 WORDS = ("7391846205", "5026481937")
-"""What is looked for in a prompt: digits, which no template changes."""
+"""Test content that is looked for in rendered text: digits, which no template changes."""
 
 
 @lru_cache(maxsize=64)
 def _form(tokenizer: Any, template: str, role: str, beside: str = "") -> Form | None:
-    """The form in which a template shows all of what a message of a role says; None where it shows it in none.
+    """Find the form of content in which a template shows all that a message of this role says; None if there is none.
 
-    Text where it fails on the conversations that are tried, so that it says what it wants of the real one. For `CALL`,
-    `beside` is what the message says that has the call.
+    If the template fails on all test conversations, the form is text, so that its error on the real one is reported.
+    For `CALL`, `beside` is the content of the message with the call.
     """
     silent = False
     for form, arguments in itertools.product(FORMS, ({}, "{}")):
@@ -165,7 +166,7 @@ def _form(tokenizer: Any, template: str, role: str, beside: str = "") -> Form | 
 def _sample(
     tokenizer: Any, template: str, role: str, content: Any, arguments: object, beside: str
 ) -> list[dict[str, Any]]:
-    """A short conversation in which a message of a role has some content."""
+    """A short test conversation in which a message of this role has this content."""
 
     def say(role: str) -> dict[str, Any]:
         return {"role": role, "content": (_form(tokenizer, template, role) or as_text)(["hello"])}
@@ -188,9 +189,9 @@ def _sample(
 
 
 def turn_end(tokenizer: Any) -> str | None:
-    """The text between an answer and the next message, where the chat template ends answers by plain text.
+    """The text between an answer and the next message, if the chat template ends answers by plain text.
 
-    A model that was trained on such texts goes on with the user's next turn unless this string stops it. None where a
+    A model that was trained on such texts continues with the user's next message unless this string stops it. None if a
     special token ends an answer.
     """
     answer, question = "<|answer|>", "<|question|>"
@@ -208,7 +209,11 @@ def turn_end(tokenizer: Any) -> str | None:
 
 
 def _texts(number: int, message: object) -> list[str]:
-    """The texts of a message's parts; refuses what templates would pass over in silence, or would print as it is."""
+    """The texts of a message's parts.
+
+    Raises:
+        InputError: if the message has anything that templates would silently ignore, or print as a Python object.
+    """
     if not isinstance(message, Mapping):
         raise InputError(f"message {number} is {message!r}; give a dictionary with role and content")
     role, content = message.get("role"), message.get("content")
@@ -232,7 +237,11 @@ def _texts(number: int, message: object) -> list[str]:
 
 
 def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any, template: str) -> Message:
-    """A message with its content in the form that a template shows; refuses one that it leaves out."""
+    """A message with its content in the form that the template shows.
+
+    Raises:
+        InputError: if the template leaves out its content or its tool calls.
+    """
     role = message["role"]
     form = _form(tokenizer, template, role)
     if form is None and any(texts):
@@ -249,7 +258,11 @@ def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any,
 def _check_shown(
     messages: Sequence[Message], tokenizer: Any, template: str, render: Callable[[Sequence[Message]], str], first: int
 ) -> None:
-    """Refuse what a template leaves out since it shows but one of several: messages of the system, and calls."""
+    """Check that a template shows all system messages and all tool calls, of which some show only one.
+
+    Raises:
+        InputError: if it leaves one out.
+    """
     system_indices = [index for index, message in enumerate(messages) if message["role"] in ("system", "developer")]
     system_indices = [
         index for index in system_indices if system_indices != [0] and any(_texts(index, messages[index]))
@@ -280,19 +293,19 @@ def _check_shown(
 
 
 def _word(place: int, number: int = 0) -> str:
-    """What stands for what a message says, or for the name of a call, where it is looked for in a prompt."""
+    """Test content of the message at `place`, or test name of its tool call `number`, to look for in rendered text."""
     return f"{WORDS[0]}{place:06}{number:06}{WORDS[1]}"
 
 
 def _renamed(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A call of another function."""
+    """A tool call with another function name."""
     return {**call, "function": {**call["function"], "name": name}} if "function" in call else {**call, "name": name}
 
 
 def _failure(
     error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], first: int
 ) -> InputError:
-    """What to say where a template fails; names the message with which that begins, unless it fails on any."""
+    """The error to raise if a template fails; names the message from which on it does, unless it fails on any."""
 
     def fails(tried: Sequence[Message]) -> bool:
         try:

@@ -1,6 +1,7 @@
-"""Check that a policy and a verifier are lossless together, from what each declares.
+"""Checks that policy, verifier, drafter and target work together, and that the result is lossless.
 
-A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
+Whether policy and verifier are lossless together follows from what each declares. A lossy verifier says so in its name
+and in `lossless`; every other pair that passes is exact.
 """
 
 import logging
@@ -17,35 +18,35 @@ logger = logging.getLogger("drafttree")
 
 
 def default_verifier(sampling: Sampling) -> type[Verifier]:
-    """The verifier of a text for which none is named.
+    """The verifier of a text if none was named: `Greedy` at temperature 0, `Coupled` above it.
 
-    It depends neither on the policy nor on whether a seed was given, and both are lossless with every policy, those of
-    a user included: a text's seed repeats it, with any tree. On chains alone another accepts more: `Traversal`, 3.6
-    tokens per round against 2.8 at depth 8 and temperature 1 (docs/log.md).
+    Both are lossless with every policy, those of a user included, and a seed repeats a text whatever its trees were.
+    The choice depends neither on the policy nor on whether a seed was given. Only on chains another verifier accepts
+    more: `Traversal`, 3.6 tokens per round against 2.8 at depth 8 and temperature 1 (docs/log.md).
     """
     return Greedy if sampling.greedy else Coupled
 
 
 def is_text_of_seed(verifier: type[Verifier]) -> bool:
-    """Whether prompt and seed alone decide a text; the draws of all other verifiers depend on the drafts as well."""
+    """Whether prompt and seed alone determine a text; the draws of all other verifiers depend on the drafts as well."""
     return issubclass(verifier, (Greedy, Coupled))
 
 
 def precision_of(target: Model) -> str:
-    """The dtype that a target computes in, and how its weights are quantised if they are."""
+    """The dtype that a target computes in and, if its weights are quantised, how they are."""
     return getattr(target, "precision", "unknown")
 
 
 def keeps_text(target: Model) -> bool:
-    """Whether a target's texts are plain decoding's token for token; in reduced precision rounding decides ties."""
+    """Whether texts equal plain decoding token for token; in reduced precision, rounding decides ties."""
     return precision_of(target).startswith("float32") or getattr(target, "exact_text", False)
 
 
 def check_kinds(policy: object, drafter: object, verifier: object) -> None:
-    """Refuse what is no policy, drafter or class of a verifier.
+    """Refuse what is not a policy, a drafter or a verifier class.
 
     Raises:
-        ConfigError: names it and what to give instead.
+        ConfigError: if one of them is not; names it and what to give instead.
     """
     if not isinstance(policy, TreePolicy):
         raise ConfigError(
@@ -65,7 +66,7 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """Refuse a pair that is not proven lossless.
 
     Raises:
-        ConfigError: names the rule the pair breaks and the nearest pair that keeps it.
+        ConfigError: if the pair breaks a rule; names the rule and the nearest pair that keeps it.
     """
     if reason := incompatibility(policy, verifier):
         raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
@@ -82,7 +83,7 @@ def hides_state(target: Model) -> bool:
 
 
 def log_hidden_state(target: Model) -> None:
-    """Say that rows may be reused which a state that is not compared has decided, if the target may have one."""
+    """Warn that rows may be reused although the target has changed, if it may have a state that cannot be compared."""
     if hides_state(target):
         logger.warning(
             "reuse_prefix=True: %s may have a state that cannot be compared, and rows of earlier texts are reused even "
@@ -94,11 +95,11 @@ def log_hidden_state(target: Model) -> None:
 def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
     """Refuse a verifier by which the processes of a sharded target might decide differently.
 
-    Those of `is_text_of_seed` compare nothing but the target's logits, which are the same bits in all processes; the
-    others also weigh the drafter's, which each process computes for itself.
+    Verifiers of `is_text_of_seed` use only the target's logits, whose bits are the same in all processes. The others
+    also use the drafter's, which each process computes for itself.
 
     Raises:
-        ConfigError: names it and what to give instead.
+        ConfigError: if the verifier is one of the others; names it and what to give instead.
     """
     if verifier and is_sharded(target) and not is_text_of_seed(verifier):
         raise ConfigError(
@@ -108,26 +109,26 @@ def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
 
 
 def refuse_sharded(target: Model, what: str) -> None:
-    """Refuse what goes by a clock, which is another one in every process.
+    """Refuse what depends on a clock if the target is sharded, since every process has its own clock.
 
     Args:
-        target: the target which may be sharded.
-        what: cannot be served; the beginning of the message.
+        target: the target.
+        what: what is refused, as the beginning of the message.
 
     Raises:
-        ConfigError: the target is sharded.
+        ConfigError: if the target is sharded.
     """
     if is_sharded(target):
         raise ConfigError(f"{what} by a clock, which the processes of a sharded target do not share")
 
 
 def check_reuse(verifier: type[Verifier]) -> None:
-    """Refuse to go on from a kept beginning where a seed is to repeat the text.
+    """Refuse to reuse rows of earlier texts if that could keep a seed from repeating its text.
 
-    Rows that were read in another pass differ in the last bits, which can change what a verifier draws.
+    Rows of another pass differ in the last bits, which can change what a verifier draws.
 
     Raises:
-        ConfigError: the draws of the verifier depend on the drafts.
+        ConfigError: if the draws of the verifier depend on the drafts.
     """
     if not is_text_of_seed(verifier):
         raise ConfigError(
@@ -137,14 +138,14 @@ def check_reuse(verifier: type[Verifier]) -> None:
 
 
 def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
-    """Refuse a number of nodes to which the trees of a batch would have to be cut.
+    """Check the budget of a batch, to which its trees are cut.
 
     Args:
-        budget: drafted nodes of a request and round, None for no such number.
-        verifier: the verifier of the trees, None for `default_verifier`, which may be cut.
+        budget: drafted nodes per request and round; None for no fixed number.
+        verifier: the verifier of the trees; None for those of `default_verifier`, whose trees may be cut.
 
     Raises:
-        ConfigError: it is no whole number of at least 1, or the children of the trees are drawn at random.
+        ConfigError: if the budget is no whole number of at least 1, or the children of the trees are drawn.
     """
     if budget is None:
         return
@@ -157,7 +158,7 @@ def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
 
 
 def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
-    """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
+    """The rule that a pair breaks, and the nearest pair that keeps it, as text; None for a lossless pair."""
     if policy.form_for(verifier.proposal, chain=verifier.chains_only):
         return None
     choices = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"

@@ -1,7 +1,7 @@
-"""Keeps control tokens that messages bring text, while those that the chat template writes are tokens.
+"""Keeps control tokens in messages plain text, while those that the chat template writes remain tokens.
 
-The law and its name are those of `sanitize_control_tokens` in transformers' `apply_chat_template`, which 5.24 and newer
-have. Here the text around such a token is tokenised as if it were any text.
+The rule and its name are those of `sanitize_control_tokens` in `apply_chat_template` of transformers 5.24 and newer.
+Here the text around such a token is tokenised like any other text.
 """
 
 import json
@@ -18,42 +18,44 @@ from drafttree.engine.detokenizer import special_tokens
 
 
 def _rare_letters() -> str:
-    """Letters that no client can guess, and no template or normalizer changes."""
+    """Six random letters, which no client can guess and no template or normalizer changes."""
     return "".join(chr(0x20000 + secrets.randbelow(0xA000)) for _ in range(6))
 
 
 START, END, STAND_IN = _rare_letters(), _rare_letters(), _rare_letters()
-"""The marks around a control token that a message brings, and what names the template's own in the tokenizer.
+"""The marks around a control token in a message, and the beginning of names that stand in for the template's tokens.
 
-A template that splits a text at such a token leaves marks alone. They are dropped, and nothing becomes a token across
-them. So `END` also stands alone, wherever a template may make a token of a text: behind the character that one begins
-with, since a template may take out what follows, or write the rest itself, and before what ends one or is inside of it.
+A template that splits a text at a control token leaves its marks in place. Marks are removed before the text is
+tokenised, and no control token is recognised across them. So `END` also stands alone wherever a template may build a
+token from a message: after the first character of a token, since the template may drop what follows or write the rest
+itself, and before text that ends a token or is inside one.
 """
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles of messages."""
+"""The roles that messages can have."""
 STRUCTURE = {"role", "content", "type", "text", "name", "id", "tool_calls", "tool_call_id", "function", "arguments"}
 STRUCTURE |= {"description", "parameters", "properties", "required", "items", "enum", "reasoning_content", "thinking"}
-"""Names by which templates look up what messages and tools say."""
+"""Names of entries of messages and tools, which templates look up and which stay as they are."""
 FIXED = {
     "role": ROLES,
     "type": ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null"),
 }
-"""What stands behind some of them and is nobody's text: a template writes marks around a role, which are tokens."""
+"""Values of some entries that stay as they are, since they are no text: a template writes a role between tokens."""
 LOOKED_FOR = re.compile(
     r"""(?:split|startswith|endswith)\(\s*(?:'([^']+)'|"([^"]+)")|(?:'([^']+)'|"([^"]+)")\s+(?:not\s+)?in\b"""
 )
-"""A literal of a template that it looks for in texts."""
+"""A literal that a template looks for in texts."""
 NOTHING = "(?!)"
+"""A pattern that matches nothing."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer.
+    """The control tokens of a tokenizer, and the means to keep those of messages plain text.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
-        tokens: how the control tokens are spelled.
-        looked_for: what its template looks for in texts.
+        tokens: the control tokens, as they are spelled.
+        looked_for: literals that the chat template looks for in texts.
     """
 
     def __init__(self, tokenizer: Any, tokens: frozenset[str], looked_for: frozenset[str]) -> None:
@@ -61,19 +63,8 @@ class ControlTokens:
         added_tokens = backend.get_added_tokens_decoder()
         spellings = {index: str(token.content) for index, token in added_tokens.items()}
         self._added = re.compile(_longest(spellings.values()))
-        control_pattern = _longest(tokens)
-        self._marked = re.compile(f"{START}({control_pattern}){END}|{START}|{END}", re.IGNORECASE)
-        # Most texts have letters and white space that a token may begin with, so these are looked at in the end alone.
-        first_characters = "".join(
-            {re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())}
-        )
-        literal_pattern = _longest(
-            literal for literal in looked_for if not any(token.startswith(literal) for token in tokens)
-        )
-        first_pattern = f"[{first_characters}]" if first_characters else NOTHING
-        self._suspects = re.compile(
-            f"(?P<token>{control_pattern})|(?P<literal>{literal_pattern})|{first_pattern}", re.IGNORECASE
-        )
+        self._marked = re.compile(f"{START}({_longest(tokens)}){END}|{START}|{END}", re.IGNORECASE)
+        self._suspects = _suspects(tokens, looked_for)
         names = [token.lower() for token in tokens]
         self._names = "\0".join(names)
         self._longest = max(map(len, names), default=0)
@@ -87,10 +78,10 @@ class ControlTokens:
         self._spelled = {self._tokenizer.token_to_id(token): token for token in tokens}
 
     def kept(self, value: Any) -> Any:
-        """What a message, a tool or a variable says, with marks wherever it could bring a control token.
+        """Return a message, a tool or a variable with marks wherever its text could bring a control token.
 
         Raises:
-            InputError: it is nested too deeply.
+            InputError: if it is nested too deeply.
         """
         try:
             return self._kept(value)
@@ -98,16 +89,16 @@ class ControlTokens:
             raise InputError("what a message or a tool says is nested too deeply; send less") from None
 
     def plain(self, text: str) -> str:
-        """A text without marks."""
+        """Return a text without its marks."""
         return text.replace(START, "").replace(END, "")
 
     def encode(self, rendered: str) -> list[int]:
-        """The token ids of a rendered conversation.
+        """Return the token ids of a rendered conversation.
 
         Raises:
-            InputError: the tokenizer makes a control token of plain text.
+            InputError: if the tokenizer makes a control token of plain text.
         """
-        pieces = self._marked.split(rendered)  # what the template says and a token of a message take turns
+        pieces = self._marked.split(rendered)  # text of the template and a token of a message take turns
         pieces[::2] = [self._added.sub(self._stand_in, piece) for piece in pieces[::2]]
         ids = self._tokenizer.encode("".join(filter(None, pieces)), add_special_tokens=False).ids
         if spellings := [self._spelled[index] for index in ids if index in self._spelled]:
@@ -131,7 +122,7 @@ class ControlTokens:
         return entry if entry in FIXED.get(name, ()) else self._kept(entry)
 
     def _with_marks(self, text: str) -> str:
-        """A text with marks; those at its ends stand inside of white space there, which a template may take away."""
+        """Return a text with marks; those at its ends stand inside white space, which a template may strip."""
         core = text.strip()
         begin = text.index(core)
         leading_mark = END if self._may_end_a_token(core.lower()) else ""
@@ -142,18 +133,20 @@ class ControlTokens:
         return f"{leading_space}{leading_mark}{core}{trailing_mark}{trailing_space}"
 
     def _may_begin_a_token(self, text: str) -> bool:
-        """Whether a token may begin at the end of a text, and end in the next one."""
+        """Whether a token may begin at the end of this text and go on in the next."""
         lengths = range(1, min(self._longest, len(text) + 1))
         return any(text[-length:] in self._beginnings for length in lengths)
 
     def _may_end_a_token(self, text: str) -> bool:
-        """Whether a token that begins before a text may end in it, or behind it."""
+        """Whether a token that begins before this text may end in it or after it."""
         lengths = range(1, min(self._longest, len(text) + 1))
         if any(text[:length] in self._endings for length in lengths):
             return True
         if not text or text not in self._names:
             return False
-        is_word = re.fullmatch(r"\w+", text) is not None  # many words are parts of longer ones, and no parts of names
+        is_word = (
+            re.fullmatch(r"\w+", text) is not None
+        )  # has to be a whole word of a name: many words are parts of others
         return not is_word or re.search(rf"\b{text}\b", self._names) is not None
 
     def _stand_in(self, match: re.Match[str]) -> str:
@@ -161,14 +154,14 @@ class ControlTokens:
 
 
 def control_tokens(tokenizer: Any, written: str = "") -> ControlTokens:
-    """The control tokens of a tokenizer: the special ones, and the added ones that its chat template writes.
+    """Return the control tokens of a tokenizer: the special ones, and the added ones that its chat template writes.
 
     Args:
-        tokenizer: the tokenizer of transformers.
-        written: what else has them, beside the template.
+        tokenizer: a tokenizer of transformers.
+        written: further text whose added tokens count, such as marks that a server looks for.
 
     Raises:
-        InputError: the tokenizer is not one of the `tokenizers` library.
+        InputError: if the tokenizer is not one of the `tokenizers` library.
     """
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise InputError("sanitize_control_tokens needs a fast tokenizer, one of the tokenizers library; leave it out")
@@ -182,7 +175,7 @@ _cached = lru_cache(maxsize=4)(ControlTokens)
 
 
 def _control_tokens(tokenizer: Any, template: str) -> frozenset[str]:
-    """Those of transformers: `chat_control_tokens`, where a tokenizer has them, say which are not special."""
+    """The special tokens, and `chat_control_tokens` of transformers or, without these, added tokens in the template."""
     added_tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
     chat_tokens = getattr(tokenizer, "chat_control_tokens", None)
     other_tokens = (
@@ -193,14 +186,31 @@ def _control_tokens(tokenizer: Any, template: str) -> frozenset[str]:
     return frozenset({*special_tokens(tokenizer).values(), *other_tokens} - {""})
 
 
+def _suspects(tokens: frozenset[str], looked_for: frozenset[str]) -> re.Pattern[str]:
+    """A pattern of what gets a mark, in `token`, of what a template looks for, in `literal`, and of first characters.
+
+    Of the characters that a token begins with, letters and white space are left out: most texts have them, so only
+    those at the end of a text are looked at, by `ControlTokens`.
+    """
+    first_characters = "".join(
+        {re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())}
+    )
+    first_pattern = f"[{first_characters}]" if first_characters else NOTHING
+    literal_pattern = _longest(
+        literal for literal in looked_for if not any(token.startswith(literal) for token in tokens)
+    )
+    return re.compile(f"(?P<token>{_longest(tokens)})|(?P<literal>{literal_pattern})|{first_pattern}", re.IGNORECASE)
+
+
 def _mark(match: re.Match[str]) -> str:
+    """A match of `_suspects` with its marks."""
     if match["token"]:
         return f"{START}{match[0]}{END}"
     return match[0] if match["literal"] else match[0] + END
 
 
 def _longest(words: Iterable[str]) -> str:
-    """A pattern of the longest word at a place, however many there are: it reads each character of a text once."""
+    """A pattern that matches the longest of these words at a place, and reads each character of a text once."""
     trie: dict[str, Any] = {}
     for word in words:
         node = trie
@@ -218,7 +228,7 @@ def _longest(words: Iterable[str]) -> str:
 
 
 def _renamed(backend: Tokenizer, added: Iterable[AddedToken], names: Mapping[str, str]) -> Tokenizer:
-    """A copy in which some added tokens have other names, and perhaps all of them other ids."""
+    """A copy of a tokenizer in which added tokens have other names by `names`; their ids may differ too."""
     state = json.loads(backend.to_str())
     state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     renamed_tokenizer = Tokenizer.from_str(json.dumps(state))

@@ -1,4 +1,4 @@
-"""The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
+"""The decoder combines a target, a drafter, a tree policy and a verifier, and makes and advances requests."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self, Unpack, overload
 
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
@@ -18,6 +18,7 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.counts import MAX_BATCH, check_count, is_token_ids
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
+from drafttree.core.sampling import Sampling
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine import compatibility
 from drafttree.engine.acceptance_watch import HeadWatch
@@ -46,24 +47,25 @@ from drafttree.policies.chain import Chain
 from drafttree.verifiers import Verifier
 
 TREE_HEADROOM = 64
+"""Rows that a KV cache has at most beyond a text's limit, for the nodes of trees."""
 
 
 class PartFinder(Protocol):
-    """Finds the parts of a decoder by what a user gives; raises what `drafttree.load` raises of the same.
+    """Finds the parts of a decoder by what a user gives, and raises the same errors as `drafttree.load`.
 
-    The engine knows no names. `drafttree.load` hands its decoders a finder that does.
+    The engine knows no names of parts. `drafttree.load` gives its decoders a finder that does.
     """
 
     def policy(self, given: Any) -> TreePolicy:
-        """The policy of a specification, a class or an object."""
+        """Return the policy of a specification, a class or an object."""
         ...
 
     def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
-        """The drafter of a name, a folder, a model, a class or an object for a target; None for plain decoding."""
+        """Return the drafter of a name, a folder, a model, a class or an object; None for plain decoding."""
         ...
 
     def verifier(self, given: Any) -> type[Verifier] | None:
-        """The verifier of a name or a class; None for "auto"."""
+        """Return the verifier of a name or a class; None for "auto"."""
         ...
 
 
@@ -75,7 +77,7 @@ class Decoder:
 
     Args:
         target: the model to generate with.
-        drafter: the drafter; None for plain decoding, by the same loop.
+        drafter: the drafter; None for plain decoding, which uses the same loop.
         policy: the tree policy.
         verifier: the verifier; None takes `Greedy` at temperature 0 and `Coupled` above it.
         tokenizer: a transformers tokenizer; None to work with token ids only.
@@ -83,8 +85,8 @@ class Decoder:
         defaults: default options of `generate`. `drafttree.load` takes those of the model's generation config.
         prefixes: keeps KV rows of earlier texts for `reuse_prefix`; None makes a new one.
         learned: costs, and what policies have learned from earlier texts; None starts anew.
-        parts: resolves what is given to `with_policy`, `with_drafter` and `with_verifier`. `drafttree.load` gives one
-            that knows names. None takes objects only.
+        parts: finds what is given to `with_policy`, `with_drafter` and `with_verifier`. `drafttree.load` gives one that
+            knows names. None allows objects only.
 
     Attributes:
         defaults: as given; read-only.
@@ -94,8 +96,8 @@ class Decoder:
         loop: advances the decoder's requests.
 
     Raises:
-        ConfigError: policy and verifier are not proven lossless together, or the verifier cannot serve a sharded
-            target.
+        ConfigError: if an argument is of a wrong type, policy and verifier are not proven lossless together, or the
+            verifier cannot serve a sharded target.
     """
 
     def __init__(
@@ -145,9 +147,9 @@ class Decoder:
         self.close()
 
     def close(self) -> None:
-        """Free the KV rows of earlier texts, and give a loaded target the mode back in which it was.
+        """Free the KV rows of earlier texts, and restore the mode that a loaded target was in.
 
-        Use the decoder as a context manager, or call this. A later text runs the target again.
+        The decoder can still be used afterwards. As a context manager it calls this on exit.
         """
         self.prefixes.clear()
         if isinstance(self.target, TargetModel):
@@ -161,18 +163,18 @@ class Decoder:
 
     @property
     def fidelity(self) -> Fidelity:
-        """Whether its texts follow the target's distribution, and why not."""
+        """Whether texts follow the target's distribution, and if not, why."""
         return Fidelity.of(self.target, self.verifier)
 
     def plain(self) -> "Decoder":
-        """Return the same decoder without drafts, the baseline of every speed-up; a grammar's are left out too."""
+        """Return the same decoder without drafts, not even those that a grammar forces: the baseline of speed-ups."""
         return self.with_drafter(None).with_defaults(speculate=False)
 
     def with_policy(self, policy: str | TreePolicy | type[TreePolicy]) -> "Decoder":
         """Return the same decoder with another tree policy, given as for `drafttree.load`, such as "talon".
 
         Raises:
-            ConfigError: the policy or a parameter does not exist, a value is out of range, the policy is not proven
+            ConfigError: if the policy or a parameter does not exist, a value is out of range, the policy is not proven
                 lossless with the verifier, or it is a file of a tuned policy, which only `drafttree.load` takes.
         """
         return self._with(policy=self.parts.policy(policy) if self.parts else policy)
@@ -180,13 +182,13 @@ class Decoder:
     def with_drafter(self, drafter: str | Path | PreTrainedModel | Drafter | type[Drafter] | None) -> "Decoder":
         """Return the same decoder with another drafter, given as for `drafttree.load`, such as "embedded-mtp".
 
-        The policy stays the same. None and "none" stand for no drafter. With any other, a default `speculate=False`
-        goes, such as `plain` sets.
+        The policy stays the same. None and "none" mean no drafter. Any other drafter removes a default
+        `speculate=False`, which `plain` sets.
 
         Raises:
-            ConfigError: it is not a drafter, or does not take these parameters.
-            ModelError: a model or head cannot be loaded or does not fit the target.
-            TokenizerMismatch: a language model has less than a third of the target's tokens.
+            ConfigError: if this is not a drafter, or does not take these parameters.
+            ModelError: if a model or head cannot be loaded or does not fit the target.
+            TokenizerMismatch: if a language model has less than a third of the target's tokens.
         """
         new_drafter: Any = self.parts.drafter(drafter, self.target, self.tokenizer) if self.parts else drafter
         if new_drafter is self.drafter:
@@ -202,7 +204,7 @@ class Decoder:
         """Return the same decoder with a given cost curve instead of a measured one.
 
         Raises:
-            ConfigError: it is no cost curve.
+            ConfigError: if `costs` is not a `CostCurve`.
         """
         if not isinstance(costs, CostCurve):
             raise ConfigError(
@@ -214,7 +216,7 @@ class Decoder:
         """Return the same decoder with another verifier: a class, a name such as "traversal", or None or "auto".
 
         Raises:
-            ConfigError: the verifier does not exist, or is not proven lossless with the policy.
+            ConfigError: if the verifier does not exist, or is not proven lossless with the policy.
         """
         return self._with(verifier=self.parts.verifier(verifier) if self.parts else verifier)
 
@@ -223,10 +225,11 @@ class Decoder:
         return self._with(defaults={**self.defaults, **options})
 
     def costs(self, *, greedy: bool = True) -> CostCurve:
-        """Return the costs of target and drafter for greedy or sampled texts, measured if they are not known.
+        """Return the costs of target and drafter for greedy or sampled texts, and measure them if they are not known.
 
         Raises:
-            ConfigError: there is no drafter, the target is sharded over processes, or `torch.autocast` is active.
+            ConfigError: if there is no drafter, `torch.autocast` is active, or the target is sharded over processes and
+                the costs were not given.
         """
         refuse_autocast(self.target.device)
         if self.drafter is None:
@@ -239,7 +242,7 @@ class Decoder:
     def _trial(
         self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
     ) -> Iterator[Round]:
-        """Rounds with another drafter and policy, as `measure_costs` needs them."""
+        """Yield the rounds of a text with another drafter and policy, as `measure_costs` needs them."""
         decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=LearnedState(TRIAL_COSTS))
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
         request.drafting.head_watch = None  # its prompt is no text, and a head may be wrong about it
@@ -294,10 +297,10 @@ class Decoder:
             One `Generation`, or a list of them for a list of prompts.
 
         Raises:
-            InputError: a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
+            InputError: if a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
                 tells which prompt.
-            ContextError: a prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is unknown, out of range, or not supported by tree drafting, `observer` lacks a
+            ContextError: if a prompt and `max_new_tokens` exceed the model's context.
+            ConfigError: if an option is unknown, out of range, or not supported by tree drafting, `observer` lacks a
                 method, or `torch.autocast` is active.
         """
         check_count("max_batch", max_batch)
@@ -326,7 +329,7 @@ class Decoder:
         observer: RoundObserver | None = None,
         **options: Unpack[GenerationOptions],
     ) -> TextStream:
-        """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
+        """Generate from one prompt, and yield the tokens of each round. Arguments and errors are those of `generate`.
 
         After the last chunk, the stream's `result` is the whole `Generation`. Closing the stream ends the text. For
         Ctrl-C see `stream_request`.
@@ -363,9 +366,10 @@ class Decoder:
         return request
 
     def new_request(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
-        """Check a prompt and its options, and make a request for `step`. No model runs yet.
+        """Check a prompt and its options, and make a request for `step`, for a text that is written alone.
 
-        Arguments and errors as for `generate`.
+        No model runs, except to measure costs that the policy needs and that are not known. Arguments and errors are
+        those of `generate`.
         """
         request = self._prepare(prompt, options, alone=True)
         self.open(request)
@@ -377,9 +381,9 @@ class Decoder:
         return request
 
     def prepare(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
-        """Check a prompt and its options, and make a request of a batch. No model is used.
+        """Check a prompt and its options, and make a request of a batch, which needs `open` before it runs.
 
-        `open` gives it a KV cache. Arguments and errors as for `generate`.
+        No model runs. Arguments and errors are those of `generate`.
         """
         return self._prepare(prompt, options, alone=False)
 
@@ -393,9 +397,10 @@ class Decoder:
             self.loop.open(request)
 
     def step(self, request: Request) -> int:
-        """Advance a request by one round, and return the number of committed tokens: 0 if its text has ended.
+        """Advance a request by one round, the first of which also reads the prompt.
 
-        The first round of a text reads its prompt.
+        Returns:
+            The number of committed tokens, 0 if the text had ended before.
         """
         if request.finish_reason:
             return 0
@@ -408,7 +413,7 @@ class Decoder:
             try:
                 raise turn
             finally:
-                del turn  # the frames of an error that they refer to would be kept until the garbage collector comes
+                del turn  # else the error and this frame would keep each other until the garbage collector runs
         request.metrics.record(turn, time.perf_counter() - start)
         if request.drafting.session:
             groups = [(turn.source, turn.widths)] if turn.widths else []
@@ -429,10 +434,10 @@ class Decoder:
             max_batch: maximum number of requests at the same time.
             max_kv_tokens: as for `Engine`.
             budget: as for `Engine`.
-            max_token_gap: as for `Engine`; by default as many tokens of prompts are read in a round as fit.
+            max_token_gap: as for `Engine`; by default a round reads as many tokens of prompts as fit.
 
         Raises:
-            ConfigError: the target is sharded over processes, or `max_kv_tokens` is no whole number of at least 1.
+            ConfigError: if the target is sharded over processes, or `max_kv_tokens` is no whole number of at least 1.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
         controller = self.learned.controller((self.policy, self.verifier, budget), partial(self._of_batches, budget))
@@ -440,7 +445,7 @@ class Decoder:
         return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory, max_token_gap)
 
     def _of_batches(self, budget: int | None) -> Controller:
-        """The controller of batches, whose prices follow the clock unless costs are given."""
+        """Make a controller of batches; its prices follow the clock unless costs were given."""
         fixed_costs = self.learned.given
         prices = Prices(self.costs() if self.drafter else fixed_costs, frozen=fixed_costs is not None)
         return self._new_controller(prices, budget, self.learned.head_watch)
@@ -451,72 +456,94 @@ class Decoder:
         return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
     def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
-        """A request that is written alone, or beside others from which its trees may learn."""
+        """Check a prompt and its options, and make a request.
+
+        Args:
+            prompt: as for `generate`.
+            given: the caller's options.
+            alone: whether the text is written alone; if not, its trees may learn from the other texts of a batch.
+        """
         refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, given)
+        vocab = self.target.vocab_size
         sanitize = options.get("sanitize_control_tokens", False)
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context, sanitize=sanitize)
+        tokens = encode(prompt, self.tokenizer, vocab, self.target.context, sanitize=sanitize)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.get("max_time") is not None:
             compatibility.refuse_sharded(self.target, "max_time ends a text")
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        vocab = self.target.vocab_size
-        device = self.target.device
         limit = len(tokens) + new_tokens
         eos = options.eos(self.eos, vocab)
-        grammar = options.get("grammar")
-        processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
-        if not sampling.greedy and options.get("seed") is None:
-            seed = random_seed()
-            seed = of_first_process(seed) if compatibility.is_sharded(self.target) else seed
-            sampling = replace(sampling, seed=seed)
-        verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
+        processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, self.target.device))
+        verifier = self._new_verifier(sampling, options)
         repeats = compatibility.is_text_of_seed(type(verifier))
-        seed = verifier.sampling.seed
         if options.get("reuse_prefix"):
             if alone:
                 compatibility.check_reuse(type(verifier))
             compatibility.log_hidden_state(self.target)
-        state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
-        constraints = PathConstraints(processors, state, frozenset(eos))
+        constraints = self._new_constraints(processors, options, eos)
         if alone and not repeats:
             constraints.share_nothing()
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
-        capacity = limit + min(policy.budget, TREE_HEADROOM)
-        judges_heads = not processors and state is None and sampling.temperature <= 1 and sampling.typical_p == 1
-        prompt_logprobs = Logprobs.asked_for(options.get("prompt_logprobs"))
-        reuses = is_conversation(prompt) and repeats and prompt_logprobs is None
-        reuses = reuses and not compatibility.hides_state(self.target)
+        reuses = repeats and self._reuses_by_default(prompt, options)
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
             limit=limit,
             eos=frozenset(eos),
-            capacity=capacity,
+            capacity=limit + min(policy.budget, TREE_HEADROOM),
             policy=policy,
             verifier=verifier,
-            randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
+            randomness=self._new_randomness(verifier, of_seed=alone or repeats),
             text=Detokenizer(
                 self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab), options.get("unstopped", ())
             ),
-            stopping=StoppingText(options.criteria, tokens, new_tokens, device),
+            stopping=StoppingText(options.criteria, tokens, new_tokens, self.target.device),
             constraints=constraints,
             recorder=Logprobs.asked_for(options.get("logprobs")),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=Logprobs.asked_for(options.get("prompt_logprobs")),
             fidelity=self.fidelity,
             drafting=TextDrafting(
                 wanted=options.get("speculate", True),
                 temperature=float(options.get("draft_temperature", 1.0)),
-                head_watch=self.learned.head_watch if judges_heads else None,
+                head_watch=self.learned.head_watch if _can_test_heads(options, processors, sampling) else None,
             ),
             reuse_prefix=options.get("reuse_prefix", reuses),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
 
+    def _new_verifier(self, sampling: Sampling, options: RequestOptions) -> Verifier:
+        """Make the verifier of a text; its seed is random if the text samples and no seed was given."""
+        if not sampling.greedy and options.get("seed") is None:
+            seed = random_seed()
+            seed = of_first_process(seed) if compatibility.is_sharded(self.target) else seed
+            sampling = replace(sampling, seed=seed)
+        verifier = self.verifier or compatibility.default_verifier(sampling)
+        return verifier(sampling)
+
+    def _new_constraints(
+        self, processors: LogitsProcessorList, options: RequestOptions, eos: tuple[int, ...]
+    ) -> PathConstraints:
+        """Make the constraints of a text: its logits processors, and its grammar if it has one."""
+        grammar = options.get("grammar")
+        state = grammar.new_state(self.tokenizer, self.target.vocab_size, eos) if grammar else None
+        return PathConstraints(processors, state, frozenset(eos))
+
+    def _reuses_by_default(self, prompt: Prompt | None, options: RequestOptions) -> bool:
+        """Whether a text reuses KV rows of earlier ones unless told otherwise, if its verifier allows that."""
+        if not is_conversation(prompt) or options.get("prompt_logprobs"):
+            return False
+        return not compatibility.hides_state(self.target)
+
+    def _new_randomness(self, verifier: Verifier, *, of_seed: bool) -> Randomness:
+        """Make the randomness of a text: that of its seed, or else one that no other text has."""
+        seed = verifier.sampling.seed
+        return self.randomness(seed if of_seed else self.learned.unshared_seed(seed))
+
     def _context(self, request: Request) -> TextContext:
-        """What a request's policy may know when its text begins."""
+        """What a request's policy is told when its text begins."""
         policy = request.policy
         verifier = request.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
@@ -547,3 +574,9 @@ class Decoder:
                 yield request.chunk(token_count)
                 if request.finish_reason == "interrupted":
                     raise KeyboardInterrupt
+
+
+def _can_test_heads(options: RequestOptions, processors: LogitsProcessorList, sampling: Sampling) -> bool:
+    """Whether a head can be tested by a text: no option makes its tokens less likely than the target does."""
+    is_free = not processors and not options.get("grammar")
+    return is_free and sampling.temperature <= 1 and sampling.typical_p == 1

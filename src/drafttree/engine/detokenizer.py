@@ -1,4 +1,4 @@
-"""Tokens into text, one at a time, stopping at stop strings."""
+"""Turns tokens into text, one at a time, and stops at stop strings."""
 
 import re
 from bisect import bisect_right
@@ -12,25 +12,25 @@ from drafttree.engine.stop_scope import Span, StopScope, Stretch, unfinished
 CONTEXT = 6
 UNFINISHED = "\ufffd"
 MAX_UNFINISHED = 3
-"""Bytes of a character whose last one is missing; some tokenizers write U+FFFD for each of them."""
+"""The most bytes of an unfinished character; some tokenizers write U+FFFD for each of them."""
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 CLEANED = 4
-"""Characters at the end of a text that `clean_up_tokenization` may still change when more follow."""
+"""Characters at the end of a text that `clean_up_tokenization` may still change when more text follows."""
 
 
 class Tokenizer(Protocol):
     """The part of a transformers tokenizer that is used here."""
 
     def decode(self, token_ids: list[int], **kwargs: object) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         ...
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Stop strings as a tuple.
+    """Return stop strings as a tuple.
 
     Raises:
-        ConfigError: one is no string or empty.
+        ConfigError: if one is not a string, or empty.
     """
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(string, str) and string for string in strings):
@@ -39,7 +39,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def special_tokens(tokenizer: object) -> dict[int, str]:
-    """The special tokens of a tokenizer of transformers, and how they are spelled."""
+    """The special tokens of a tokenizer of transformers by their ids, as they are spelled."""
     names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
     added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
     return dict(zip(*names, strict=False)) | {
@@ -50,25 +50,25 @@ def special_tokens(tokenizer: object) -> dict[int, str]:
 class Detokenizer:
     """Decodes a growing list of tokens without decoding all of it again.
 
-    A token's text can depend on the tokens before it (a leading space) and on those after it (a character of several
-    bytes, a space before a full stop). So a few earlier tokens are decoded along, and what may still change is not
-    read. In the end all tokens are decoded at once, as the tokenizer would. Without stop strings tokens wait until
-    their text is asked for: a call of the tokenizer between passes of a model takes ten times as long as one of several
-    in a row.
+    The text of a token can depend on tokens before it (a leading space) and after it (a character of several bytes, a
+    space before a full stop). So a few earlier tokens are decoded with it, and text that may still change is not given
+    out. At the end all tokens are decoded at once, as the tokenizer would do it. Without stop strings, tokens wait
+    until their text is requested: a call of the tokenizer between passes of a model takes ten times as long as one of
+    several calls in a row.
 
     Args:
-        tokenizer: None to give no text at all.
-        prompt: token ids before the text. Prompt and text together are what the tokenizer makes of both.
-        stop: strings that end the text; none of them becomes part of it.
-        spelled: ids of special tokens that are a part of the text; others are none.
+        tokenizer: the tokenizer; None for no text.
+        prompt: token ids before the text, which is decoded as their continuation.
+        stop: strings that end the text, and are not part of it.
+        spelled: ids of special tokens that are part of the text; other special tokens are left out.
         unstopped: stretches of the text in which stop strings do not apply.
 
     Attributes:
-        shown: how much of the text has been read.
-        stopped_by: the stop string that ended the text, None as long as none has.
+        shown: the number of characters that were read.
+        stopped_by: the stop string that ended the text; None if none has.
 
     Raises:
-        ConfigError: a stop string has a special token in it that is no part of the text.
+        ConfigError: if a stop string contains a special token that is not part of the text.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class Detokenizer:
         self._waiting: list[int] = []
         self._pushed: list[int] = []
         self._before = self._context(list(prompt))
-        # A window of tokens is decoded: a context with known text, and tokens whose text stands from `_begin` on.
+        # The window of tokens that is decoded: a context with known text, and tokens whose text begins at `_begin`.
         self._window = [*self._before]
         self._known = self._decode(self._before)
         self._begin = 0
-        self._ends: list[int] = []  # per token of the window behind the context, the length of the text with it
+        self._ends: list[int] = []  # per token of the window after the context, the length of the text including it
         self._run: tuple[int, bytearray] | None = None
         self._whole: str | None = None
         self.shown = 0
         self.stopped_by: str | None = None
 
     def stops(self, token: int) -> bool:
-        """Whether the text ends before a token, since a stop string is its name."""
+        """Whether the text ends before this token, since its name is a stop string."""
         if token not in self._stop_tokens:
             return False
         _, scope = self._read_ahead(len(self._characters), final=True)
@@ -119,7 +119,7 @@ class Detokenizer:
         return True
 
     def push(self, token: int) -> bool:
-        """Add a token; whether the text now ends with, or ended in, a stop string."""
+        """Add a token, and return whether a stop string in the text ends it now."""
         if self._tokenizer is None:
             return False
         if not self._stop:
@@ -128,7 +128,7 @@ class Detokenizer:
         return self._add(token)
 
     def finish(self) -> None:
-        """End the text: it is now what the tokenizer makes of all tokens at once."""
+        """End the text, and decode all tokens at once."""
         if self._stop:
             spans, _ = self._read_ahead(len(self._characters), final=True)
             self._cut_in(spans)  # what might have become a mark is none
@@ -149,7 +149,7 @@ class Detokenizer:
         return self._origins
 
     def read(self) -> str:
-        """The text since the last read that no later token can change or turn out to make a stop string of."""
+        """Return the text since the last read, up to what later tokens can change or make a stop string of."""
         characters = self._decoded()
         end = len(characters) if self._whole is not None else self._read_end(characters)
         news = "".join(characters[self.shown : end])
@@ -157,7 +157,7 @@ class Detokenizer:
         return news
 
     def _read_end(self, characters: Sequence[str]) -> int:
-        """Where the text ends that is neither to change nor to turn out to make a stop string of."""
+        """The end of the text that later tokens cannot change or make a stop string of."""
         begin = self._scope.begin
         if begin is None or not self._stop:
             return self._settled
@@ -166,7 +166,7 @@ class Detokenizer:
         return end - unfinished(tail, self._stop)
 
     def _decoded(self) -> list[str]:
-        """The characters so far, those of tokens that waited included."""
+        """The characters so far, after decoding the tokens that wait."""
         for token in self._waiting:
             self._add(token)
         self._waiting.clear()
@@ -175,7 +175,7 @@ class Detokenizer:
         return self._characters
 
     def _add(self, token: int) -> bool:
-        """Decode a token; whether a stop string ends the text."""
+        """Decode a token, and return whether a stop string ends the text."""
         self._pushed.append(token)
         self._window.append(token)
         name = self._tokenizer.convert_ids_to_tokens(token) if self._falls_back else ""
@@ -197,9 +197,10 @@ class Detokenizer:
         self._settled = max(self._settled, len(self._characters) - unsettled_count)
 
     def _add_byte(self, byte: int) -> None:
-        """Decode a token that is a byte.
+        """Decode a token that stands for a byte.
 
-        Of a run of them one that is no UTF-8 makes all of them U+FFFD, so none is settled before another token ends it.
+        If a run of such tokens is not UTF-8, all of them become U+FFFD. So none is settled before another token ends
+        the run.
         """
         begin, run = self._run = self._run or (len(self._characters), bytearray())
         run.append(byte)
@@ -214,13 +215,13 @@ class Detokenizer:
         return self._tokenizer.decode([token]) != self._decode([token])
 
     def _write(self, begin: int, text: str) -> None:
-        """Have the text go on with another one from a character on; what stays the same keeps its origins."""
+        """Replace the text from a character on; the beginning that stays the same keeps its origins."""
         common_end = begin + _shared("".join(self._characters[begin:]), text)
         self._characters[common_end:] = text[common_end - begin :]
         self._origins[common_end:] = [len(self._pushed) - 1] * (len(self._characters) - common_end)
 
     def _move_window(self) -> None:
-        """Have the window begin later, unless it would decode differently."""
+        """Move the beginning of the window forward, unless the window would decode differently."""
         count = bisect_right(self._ends, self._settled)
         if not count:
             return
@@ -236,7 +237,7 @@ class Detokenizer:
             del self._ends[:count]
 
     def _cut(self) -> bool:
-        """Cut the text at the first stop string that ends in what has not been searched."""
+        """Cut the text at the first stop string that ends in text not searched yet, and return whether there is one."""
         if not self._stop:
             return False
         end = len(self._characters) - _unfinished_characters("".join(self._characters[-MAX_UNFINISHED:]))
@@ -244,16 +245,20 @@ class Detokenizer:
         return self._cut_in([*spans, *self._read_ahead(end)[0]])
 
     def _read_ahead(self, end: int, *, final: bool = False) -> tuple[list[Span], StopScope]:
-        """The parts of the text in which stop strings apply, with characters that may still change, and where it is."""
+        """Read up to `end`, even characters that may still change, with a copy of the scope.
+
+        Returns:
+            The parts of the text in which stop strings apply, and the copy.
+        """
         scope = copy(self._scope)
         return scope.read(self._characters, end, final=final), scope
 
     def _cut_in(self, spans: Iterable[Span]) -> bool:
-        """Cut the text at the first stop string in its parts."""
+        """Cut the text at the first stop string in these parts, and return whether there is one."""
         return any(self._cut_within(*span) for span in spans)
 
     def _cut_within(self, begin: int, end: int) -> bool:
-        """Cut the text at the first stop string that stands in a part of it."""
+        """Cut the text at the first stop string in this part, and return whether there is one."""
         search_begin = max(begin, self._searched - self._longest_stop + 1)
         text = "".join(self._characters[search_begin:end])
         self._searched = max(self._searched, min(end, self._settled))
@@ -265,7 +270,7 @@ class Detokenizer:
         return bool(matches)
 
     def _context(self, tokens: list[int]) -> list[int]:
-        """The last of some tokens, and the last of them that have a text where those have none."""
+        """The last few of some tokens and, if these have no text, the last few that have one before them."""
         end = len(tokens)
         while end > CONTEXT and not self._decode(tokens[end - CONTEXT : end]):
             end -= CONTEXT
@@ -280,7 +285,7 @@ class Detokenizer:
 
 
 def _shared(first: str, second: str) -> int:
-    """Length of the common beginning of two texts."""
+    """The length of the common beginning of two texts."""
     if second.startswith(first):
         return len(first)
     character_pairs = enumerate(zip(first, second, strict=False))
@@ -291,15 +296,15 @@ def _shared(first: str, second: str) -> int:
 
 
 def _unfinished_characters(text: str) -> int:
-    """Length of the end of a text that may become another character with the bytes that follow."""
+    """The length of the end of a text that following bytes may turn into another character."""
     return min(len(text) - len(text.rstrip(UNFINISHED)), MAX_UNFINISHED)
 
 
 def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = ()) -> None:
-    """Refuse stop strings with a special token among other text, unless texts have it: it is one of the spelled ones.
+    """Refuse stop strings that contain a special token and other text, unless that token is one of `spelled`.
 
     Raises:
-        ConfigError: names the first of them, and the token.
+        ConfigError: if there is such a string; names the first of them, and the token.
     """
     special_texts = [text for token, text in special_tokens(tokenizer).items() if token not in spelled] if stop else []
     for string in stop:
@@ -313,7 +318,7 @@ def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = 
 
 
 def _cleans_up(tokenizer: Any) -> bool:
-    """Whether a tokenizer takes spaces before punctuation away again; those of BPE only if they are forced to."""
+    """Whether a tokenizer removes spaces before punctuation; one of BPE does so only if it is forced to."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     bpe_option = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
@@ -321,7 +326,7 @@ def _cleans_up(tokenizer: Any) -> bool:
 
 
 def _falls_back(tokenizer: Any) -> bool:
-    """Whether a tokenizer has tokens for single bytes, and one that is no UTF-8 changes those around it."""
+    """Whether a tokenizer has tokens for single bytes, of which one that is not UTF-8 changes those around it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     run = [backend.token_to_id(name) for name in ("<0x41>", "<0xFF>")] if backend else [None]
     return None not in run and tokenizer.decode(run) == 2 * UNFINISHED

@@ -1,4 +1,4 @@
-"""What a request gives: a finished text, or the parts of one that is streamed, and what is known of its tokens."""
+"""The results of a request: a finished text, or the chunks of a streamed one, and facts about its tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ from drafttree.models import LossyWindow, Model
 from drafttree.verifiers import VERIFIERS, Verifier
 
 SHOWN = 60
-"""Characters of a text that its `repr` shows."""
+"""The most characters of a text that `repr` shows."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Fidelity:
     """Whether the texts of a decoder follow the target's distribution.
 
     Attributes:
-        lossy: why they do not; None if they do. A window over the KV cache counts even for shorter texts.
+        lossy: why they do not; None if they do. A window over the KV cache counts even if texts are shorter than it.
         quantization: how the target's weights are quantised; None if they are not. Lossless texts of a quantised target
             follow the distribution of the quantised model.
     """
@@ -30,7 +30,7 @@ class Fidelity:
 
     @classmethod
     def of(cls, target: Model, verifier: type[Verifier] | None) -> "Fidelity":
-        """The fidelity of a target's texts with a verifier; None stands for the default ones."""
+        """The fidelity of a target's texts with a verifier; None for the default verifiers."""
         reasons = "; and ".join(_reasons(getattr(target, "lossy_window", None), verifier))
         return cls(reasons or None, getattr(target, "quantization", None))
 
@@ -41,13 +41,13 @@ class Fidelity:
 
     @property
     def words(self) -> str:
-        """A phrase for people."""
+        """The fidelity as a phrase."""
         if self.lossy:
             return f"NOT lossless: {self.lossy}"
         return f"lossless with respect to the {self.quantization} target" if self.quantization else "lossless"
 
     def to_json(self) -> dict[str, bool | str]:
-        """A dictionary with `lossless`, and with `lossy` and `quantization` where they are set."""
+        """A dictionary with `lossless`, and with `lossy` and `quantization` unless they are None."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         return {"lossless": self.lossless, **fields}
 
@@ -64,31 +64,32 @@ def _reasons(window: LossyWindow | None, verifier: type[Verifier] | None) -> Ite
 
 
 class RowRecorder(Protocol):
-    """Sees the rows that the committed tokens of a text were chosen from."""
+    """Records the logits that the committed tokens of a text were chosen from."""
 
     def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
-        """Take note of one round.
+        """Record a round.
 
         Args:
-            logits: `[tokens, vocab]` the target's own; row i is what `tokens[i]` was chosen from.
-            constrained: `[tokens, vocab]` the same after logits processors and grammar, before the sampling.
+            logits: the target's own logits `[tokens, vocab]`, of which row i is that of `tokens[i]`.
+            constrained: the same after logits processors and grammar, before temperature and truncation.
             tokens: the committed token ids.
         """
         ...
 
 
 class Logprobs:
-    """The target's own log-probabilities: natural, before processors, temperature and truncation.
+    """The target's own log-probabilities: natural logarithms, before processors, temperature and truncation.
 
-    So they say what the model thinks of the text, and do not depend on the options it was chosen by: vLLM's default
-    meaning, and OpenAI's.
+    So they are the model's view of the text, whatever options it was chosen by. This is also the default of vLLM and
+    the meaning of OpenAI.
 
     Args:
-        alternatives: most probable tokens to keep beside every generated one.
+        alternatives: the number of most probable tokens to keep per token.
 
     Attributes:
         tokens: per token, its log-probability.
-        top: per token, the most probable token ids and their log-probabilities, the best first; empty without any.
+        top: per token, the most probable token ids with their log-probabilities, the best first; empty if no
+            alternatives are kept.
     """
 
     def __init__(self, alternatives: int) -> None:
@@ -98,7 +99,7 @@ class Logprobs:
 
     @classmethod
     def asked_for(cls, wanted: bool | int | None) -> Self | None:
-        """Those that an option wants: True for none beside the token, a number for so many; None for nothing."""
+        """Make what an option requests: no alternatives for True, so many for a number; None for 0, False or None."""
         return cls(0 if wanted is True else wanted) if wanted else None
 
     def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
@@ -106,7 +107,7 @@ class Logprobs:
         self.read(logits, tokens)
 
     def read(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Keep the log-probabilities of tokens, one for every row of logits `[tokens, vocab]`."""
+        """Keep the log-probabilities of tokens, of which each has a row in logits `[tokens, vocab]`."""
         rows = logits.float().log_softmax(-1)
         token_logprobs = rows.gather(1, rows.new_tensor([tokens]).long().T)
         self.tokens += token_logprobs[:, 0].tolist()
@@ -165,7 +166,7 @@ class Generation:
 
     @property
     def lossy(self) -> str | None:
-        """Why the text is not lossless: the verifier, a window over the KV cache, or both; None where it is."""
+        """Why the text is not lossless: the verifier, a window over the KV cache, or both; None if it is lossless."""
         return self.fidelity.lossy
 
     @property
@@ -205,23 +206,23 @@ class Chunk:
 
 
 Ended = Generation | Exception
-"""A finished text, or why it failed."""
+"""A finished text, or the error that ended it."""
 
 
 class Reader:
-    """Told of a request's text by the thread that owns the model; by default it does not listen.
+    """Is given the text of a request by the thread that owns the model; this base class ignores it.
 
     Attributes:
-        cancelled: the finish reason with which the text is to end at the next round, None while its rest is wanted;
-            set by any thread.
-        full: whether it takes no more for now, so that the text pauses; only a chunk makes it so.
+        cancelled: the finish reason with which the text is to end at the next round; None while its rest is wanted. Any
+            thread may set it.
+        full: whether it takes no more for now, so that the text pauses. It may become True only in `chunk`.
     """
 
     cancelled: str | None = None
     full = False
 
     def chunk(self, chunk: Chunk) -> None:
-        """Take what a round has added."""
+        """Take the tokens and the text that a round has added."""
 
     def end(self, ended: Ended) -> None:
-        """Take the finished text, or why it failed; called once."""
+        """Take the finished text, or the error that ended it; called once."""

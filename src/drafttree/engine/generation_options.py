@@ -36,10 +36,10 @@ from drafttree.engine.detokenizer import stop_strings
 from drafttree.engine.stop_scope import Stretch
 
 MAX_NEW_TOKENS = 128
-"""Tokens to generate at most where neither the caller nor the model says."""
+"""The most tokens to generate if neither the caller nor the model sets it."""
 MAX_LOGPROBS = 100
 MAX_PENALTY = 1e6
-"""Largest penalty on occurrence: far beyond any logit, and far below where float32 ends."""
+"""Largest penalty on occurrence: far above any logit, and far below the largest float32."""
 
 
 class GenerationOptions(ProcessorOptions, total=False):
@@ -133,15 +133,16 @@ FLAGS += ("sanitize_control_tokens",)
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}
-"""Fields of a model's own generation config that are no defaults. `max_length` counts the prompt too, so one number
-would end every long prompt's text at once. EOS tokens are given to the decoder, and `output_*` changes no text.
-transformers' default of 50 for `top_k` is not the model's, so it is none either."""
+"""Fields of a model's own generation config that do not become defaults. `max_length` counts the prompt too, so a fixed
+number would leave no room after a long prompt. EOS tokens are given to the decoder, and `output_*` changes no text.
+transformers' default of 50 for `top_k` is not the model's choice, so it is not adopted either."""
 
 
 def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
     """The options that a model's own generation config sets, without neutral values.
 
-    What tree drafting does not support is among them: it is refused when a text begins, unless the caller overrides it.
+    They may include options that tree drafting does not support. These are refused when a text begins, unless the
+    caller overrides them.
     """
     neutral_values = (
         vars(Sampling()) | NEUTRAL_VALUES | {"temperature": 1.0, "do_sample": False, "renormalize_logits": False}
@@ -157,12 +158,12 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
 
 
 def show_options(options: Mapping[str, Any]) -> str:
-    """Options in one line."""
+    """Show options in one line."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def _set_fields(config: GenerationConfig) -> dict[str, Any]:
-    """The fields of a generation config that are set, without those that have no effect and those of its user's own."""
+    """The fields of a generation config that are set, without those that have no effect or that transformers lacks."""
     standard_fields = vars(GenerationConfig())
     values = {
         name: value for name, value in vars(config).items() if name in standard_fields and not name.startswith("_")
@@ -172,14 +173,14 @@ def _set_fields(config: GenerationConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """The options of one call of `generate`, checked as far as that needs no prompt.
+    """The options of one call of `generate`, checked as far as that is possible without the prompt.
 
     Attributes:
-        values: every option that is set, by its name; defaults included.
-        given: the names of those that the caller gave.
-        sampling: how tokens are chosen; its seed is 0 where `seed` is None.
+        values: every option that is set, defaults included, by name.
+        given: the names of the options that the caller gave.
+        sampling: how tokens are chosen; its seed is 0 if `seed` is None.
         stop: stop strings.
-        criteria: stopping criteria; the clock of `max_time` runs from here.
+        criteria: stopping criteria; the time of `max_time` runs from the creation of this object.
     """
 
     values: Mapping[str, Any]
@@ -190,10 +191,10 @@ class RequestOptions:
 
     @classmethod
     def merge(cls, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
-        """Put a caller's options over defaults.
+        """Merge a caller's options into defaults, which they override.
 
         Raises:
-            ConfigError: an option is out of range, unknown, contradicts another, or nothing speculation can serve.
+            ConfigError: if an option is unknown, out of range, contradicts another, or does not work with speculation.
         """
         if options.get("generation_config") is not None:
             defaults = {**defaults, **_config_fields(options["generation_config"])}
@@ -212,15 +213,16 @@ class RequestOptions:
         )
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option, the default where it is None or not set."""
+        """The value of an option; the default if it is None or not set."""
         value = self.values.get(name)
         return default if value is None else value
 
     def max_new_tokens(self, prompt_length: int) -> int:
-        """Tokens to generate at most after a prompt.
+        """The most tokens to generate after a prompt.
 
         Raises:
-            ConfigError: it is not a whole number of at least 1.
+            ConfigError: if `max_new_tokens` or `max_length` is not a whole number of at least 1, or `max_length` leaves
+                no room.
         """
         length = self.get("max_length")
         count = self.get("max_new_tokens")
@@ -233,17 +235,20 @@ class RequestOptions:
         return MAX_NEW_TOKENS if count is None else count
 
     def eos(self, default: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
-        """The token ids that end the text, given those of the decoder.
+        """The token ids that end the text; by default those of the decoder.
 
         Raises:
-            ConfigError: `eos_token_id` holds something else, or a grammar has nothing to end its text with.
+            ConfigError: if `eos_token_id` has anything but token ids of the vocabulary, or `ignore_eos` leaves a
+                grammar no token to end its text with.
         """
         if self.get("ignore_eos", False):
             if self.get("grammar"):
                 raise ConfigError("a grammar ends its text with an EOS token; leave out ignore_eos")
             return ()
         if "eos_token_id" not in self.values:
-            return tuple(token for token in default if 0 <= token < vocab_size)  # a model may name others, in vain
+            return tuple(
+                token for token in default if 0 <= token < vocab_size
+            )  # a model may name others, which never occur
         eos_token_id = self.get("eos_token_id", [])
         ids = [eos_token_id] if isinstance(eos_token_id, Integral) else eos_token_id
         if not is_token_ids(ids):
@@ -260,7 +265,7 @@ class RequestOptions:
         """The special tokens that are part of the text.
 
         Raises:
-            ConfigError: one is outside the vocabulary.
+            ConfigError: if one is outside the vocabulary.
         """
         tokens = tuple(int(token) for token in self.get("spelled_tokens", ()))
         if wrong_id := next((token for token in tokens if not 0 <= token < vocab_size), None):
@@ -273,7 +278,7 @@ class RequestOptions:
         """The logits processors of a text, and the sampling that follows them.
 
         Raises:
-            ConfigError: an option of theirs is out of range.
+            ConfigError: if an option of the processors is out of range.
         """
         values = {**self.values}
         sampling = self.sampling
@@ -299,7 +304,7 @@ class RequestOptions:
 
 
 class SamplingProcessor(LogitsProcessor):
-    """Temperature and truncation as a logits processor, for what must come after them."""
+    """Temperature and truncation as a logits processor, so that other processors can follow them."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -315,10 +320,10 @@ def _config_fields(config: object) -> dict[str, Any]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with one name for stop strings, and with Python's numbers and lists instead of numpy's and torch's.
+    """The options with Python's numbers and lists in place of numpy's and torch's, and stop strings under `stop`.
 
     Raises:
-        ConfigError: stop strings are given by both of their names.
+        ConfigError: if stop strings are given by both of their names.
     """
     plain_options = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
     if (stop := plain_options.pop("stop_strings", None)) is not None:
@@ -372,10 +377,10 @@ def _between(value: Any, kind: type, low: float, high: float) -> bool:
 
 
 def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """The temperature, 0 for greedy decoding: a given one decides whether to sample, else `do_sample` does.
+    """The temperature, 0 for greedy decoding; if the caller gives none, `do_sample` decides whether to sample.
 
     Raises:
-        ConfigError: the two contradict each other.
+        ConfigError: if the two contradict each other.
     """
     temperature = given.get("temperature")
     do_sample = given.get("do_sample")

@@ -1,8 +1,8 @@
-"""What is known of a target and a drafter together: their costs, and what was learned of earlier texts.
+"""What is known about a target and a drafter together: their costs, and what earlier texts have taught.
 
-Nothing that a text has taught reaches a later one that is written alone and whose draws depend on its drafts: prompt,
-seed and costs would not repeat it. Worse, a later text of the same seed has the same numbers, so the shapes of its
-trees would follow from draws that it has yet to make, and its law would be biased.
+A text that is written alone and whose draws depend on its drafts must not learn from earlier texts: otherwise prompt,
+seed and costs would not repeat it. Worse, a later text of the same seed has the same random numbers, so the shapes of
+its trees would depend on draws that it has yet to make, and its distribution would be biased.
 """
 
 import itertools
@@ -24,16 +24,16 @@ from drafttree.verifiers.base import Verifier
 
 
 class LearnedState:
-    """Shared by the decoders of one target and one drafter.
+    """What the decoders of one target and one drafter share.
 
     Args:
-        costs: the cost curve of all texts, which stays as it is; None to measure one of greedy texts and one of others,
-            each when it is needed, and to mend it between texts when it is found wrong.
+        costs: a fixed cost curve for all texts. None measures one for greedy and one for sampled texts, each when it is
+            needed, and corrects it between texts when it is found to be wrong.
 
     Attributes:
-        given: as given.
-        measured: what was needed of the others, by whether it is of greedy texts.
-        head_watch: tests whether the drafter, if it is a head, is read as it should be.
+        given: `costs`, as given.
+        measured: the costs measured so far: those of greedy texts by True, those of sampled ones by False.
+        head_watch: tests whether a head that drafts is read correctly.
     """
 
     def __init__(self, costs: CostCurve | None = None) -> None:
@@ -46,14 +46,14 @@ class LearnedState:
         self._texts = itertools.count()
 
     def with_costs(self, costs: CostCurve) -> "LearnedState":
-        """What is known at other costs: how the head is read, and which numbers texts of batches have used."""
+        """A new state with given costs, which keeps the test of heads and the counter of `unshared_seed`."""
         state = LearnedState(costs)
         state.head_watch = self.head_watch
         state._texts = self._texts
         return state
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
-        """The costs of greedy texts or of others, measured if they are not known; arguments as for `MeasuredCosts`."""
+        """The costs of greedy or sampled texts, measured if they are not known; arguments as for `MeasuredCosts`."""
         if self.given:
             return self.given
         if greedy not in self.measured:
@@ -61,36 +61,41 @@ class LearnedState:
         return self.measured[greedy].curve
 
     def costs_of(self, verifier: Verifier, mended: CostCurve) -> CostCurve:
-        """The costs of a text: as earlier ones have mended them, or as measured if these must not decide it."""
+        """The costs for a new text: those first measured if earlier texts must not influence it, else `mended`.
+
+        Args:
+            verifier: the text's verifier.
+            mended: the costs as earlier texts have corrected them.
+        """
         measured_costs = self.measured.get(verifier.sampling.greedy)
         return mended if measured_costs is None or is_text_of_seed(type(verifier)) else measured_costs.first
 
     def policy_state(self, policy: TreePolicy, verifier: Verifier) -> Any:
-        """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
+        """The policy's state at the end of the last text with this policy and the same kind of verifier.
 
-        None too where earlier texts must not decide this one.
+        None if there is none, or if earlier texts must not influence this one.
         """
         return self._states.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
     def controller_of(self, request: Request) -> Controller | None:
-        """That of the last text that was written alone like this one; None as for `policy_state`."""
+        """The controller of the last text like this one that was written alone; None as for `policy_state`."""
         policy = request.policy
         verifier = request.verifier
         return self._of_texts.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
     def head_watch_of(self, request: Request) -> HeadWatch | None:
-        """What decides how long drafts of a text that is written alone pause; None as for `policy_state`."""
+        """The test of heads that shortens pauses of a text that is written alone; None as for `policy_state`."""
         return request.drafting.head_watch if is_text_of_seed(type(request.verifier)) else None
 
     def controller(self, key: object, make: Callable[[], Controller]) -> Controller:
-        """The controller of batches of a kind, made where there was none."""
+        """The controller of batches with this key; the first call makes it."""
         if key not in self._of_batches:
             self._of_batches[key] = make()
         return self._of_batches[key]
 
     @contextmanager
     def learning(self, request: Request) -> Iterator[None]:
-        """Remember what a text that is written alone has shown when the block ends, by an error too."""
+        """Context manager: on exit, even after an error, store what a text that is written alone has taught."""
         try:
             yield
         finally:
@@ -102,16 +107,16 @@ class LearnedState:
                         measured_costs.watch(request.metrics.rounds)
 
     def unshared_seed(self, seed: int) -> int:
-        """A seed for one text of a batch, whose numbers no other text uses, whatever the texts' own seeds are.
+        """A seed for one text of a batch, whose random numbers no other text uses, even one of the same seed.
 
-        In a batch the shape of a drawn tree follows from what other texts have accepted. Had they used the same
-        numbers, the shape would depend on draws the text has yet to make, and its law would be biased. The counter
-        lies here since this object is as widely shared as what batches learn. Any thread may call it.
+        In a batch the shape of a drawn tree depends on what other texts have accepted. If these used the same random
+        numbers, the shape would depend on draws that the text has yet to make, and its distribution would be biased.
+        The counter is here since this object is shared as widely as what batches learn. Any thread may call this.
         """
         return derived_seed(seed, f"text {next(self._texts)}")
 
     def remember(self, request: Request) -> None:
-        """Remember what a text's policy has learned, for texts that begin later."""
+        """Store what a text's policy has learned, for later texts."""
         if request.drafting.session and request.policy.remembers:
             self._states[_key(request.policy, request.verifier)] = request.drafting.state
 

@@ -1,10 +1,10 @@
-"""What memory is for: which share of it is for rows of KV caches, where nobody has said it.
+"""The share of memory that rows of KV caches may take, unless a user sets it.
 
-                                               on a GPU, of what is free    elsewhere, of all
-    rows of an engine, kept texts among them   1/2                          1/2
+                                               on a GPU, of free memory     elsewhere, of all memory
+    rows of an engine, kept texts included     1/2                          1/2
     kept texts, at least 8,192 tokens          1/16                         1/256
 
-The rest is for weights, passes and other programs. Kept texts go where a request needs the room.
+The rest is for weights, passes and other programs. Kept texts are dropped when a request needs their rows.
 """
 
 import math
@@ -26,18 +26,18 @@ KEPT_SHARE, KEPT_GPU_SHARE, LEAST_KEPT = 1 / 256, 1 / 16, 8192
 
 
 def kept_tokens(target: Model) -> int:
-    """How many tokens of a target's texts are kept by default."""
+    """The number of tokens of finished texts that are kept by default for a target."""
     rows = rows_in_memory(target, KEPT_GPU_SHARE if target.device.type == "cuda" else KEPT_SHARE)
     token_count = LEAST_KEPT if math.isinf(rows) else max(int(rows), LEAST_KEPT)
     return of_first_process(token_count) if is_sharded(target) else token_count
 
 
 def rows_in_memory(target: Model, share: float) -> float:
-    """The rows that fit into a share of the memory; infinite where the size of a row or of the memory is not known.
+    """The number of KV rows that fit into a share of the memory; infinite if the size of a row or memory is unknown.
 
     Args:
         target: the target whose rows they are.
-        share: the share of the memory that is free on a GPU, or of all memory on other devices.
+        share: the share of the free memory of a GPU, or of all memory on other devices.
     """
     if target.device.type == "cuda":
         memory = torch.cuda.mem_get_info(target.device)[0]
@@ -48,27 +48,27 @@ def rows_in_memory(target: Model, share: float) -> float:
 
 
 def row_nbytes(target: Model) -> int:
-    """The bytes of a row of a target's KV cache; 0 where they are not known."""
+    """The bytes of one row of a target's KV cache; 0 if unknown."""
     layout = getattr(target.new_cache(1), "layout", None)
     width = getattr(target, "dtype", torch.float32).itemsize
     return width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
 
 
 class KVMemory:
-    """Reserves rows of KV caches for requests, so that one that was admitted always has room to end.
+    """Reserves rows of KV caches for requests, so that an admitted request always has room up to its end.
 
     Args:
         target: the target whose rows they are.
-        prefixes: beginnings of finished texts, whose rows count as well, and go where a request needs the room.
-        max_tokens: rows there may be in all, None for half of the device's memory.
+        prefixes: kept beginnings of finished texts. Their rows count too, and are dropped if a request needs them.
+        max_tokens: the most rows in all; None for half of the device's memory.
 
     Attributes:
-        rows: as given, or found; infinite where the size of a row or of the memory is not known.
-        reserved: rows that are reserved by the requests that run.
+        rows: the most rows in all; infinite if the size of a row or of the memory is unknown.
+        reserved: rows reserved for requests that run or pause.
         prefixes: as given.
 
     Raises:
-        ConfigError: `max_tokens` is no whole number of at least 1.
+        ConfigError: if `max_tokens` is no whole number of at least 1.
     """
 
     def __init__(self, target: Model, prefixes: PrefixCache, max_tokens: int | None = None) -> None:
@@ -82,7 +82,7 @@ class KVMemory:
         """Refuse a request that could never run.
 
         Raises:
-            ContextError: it needs more rows than there are.
+            ContextError: if it needs more rows than there are in all.
         """
         if rows > self.rows:
             raise ContextError(
@@ -91,7 +91,7 @@ class KVMemory:
             )
 
     def fits(self, rows: int) -> bool:
-        """Whether so many more rows can be reserved; what is kept of finished texts has made room for them then."""
+        """Whether so many more rows can be reserved; if so, kept texts that would be in their way are dropped."""
         room = self.rows - self.reserved - rows
         if room < 0:
             return False

@@ -1,4 +1,4 @@
-"""Every figure of the papers, computed from committed tokens only, and what an engine has done."""
+"""The figures of the papers, computed from committed tokens only, and the counts of an engine."""
 
 import statistics
 import sys
@@ -9,37 +9,37 @@ from dataclasses import dataclass, field
 import torch
 
 LATEST = 4096
-"""Rounds of an engine that are kept."""
+"""The most rounds of an engine that are kept."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the loop: what it was for one text, or in an engine for all that run.
+    """One round: for a single text, or in an engine for all running texts together.
 
     Attributes:
-        committed: tokens that became part of the text, or of all texts.
+        committed: tokens that became part of the text or texts.
         accepted: how many of them were drafted.
-        nodes: nodes the target scored, the root included.
+        nodes: nodes that the target scored, roots included.
         levels: drafted levels.
-        draft_passes: drafter forward passes.
-        draft_seconds: time in them, on their device; of an engine's round all of `drafting_seconds`.
+        draft_passes: forward passes of the drafter.
+        draft_seconds: time of these passes on their device; for an engine, all of `drafting_seconds`.
         target_seconds: wall time of the target pass, until its device has finished.
         seconds: wall time of the whole round.
-        growth_seconds: the policy, building the tree and the drafter's own bookkeeping.
-        mask_seconds: ancestor masks and positions for the target.
-        verify_seconds: the verifier, and constraints on the text.
-        commit_seconds: keeping cache rows and telling drafter and policy.
-        text_seconds: turning committed tokens into text.
-        widths: widths of the frontiers the drafter was asked about, the root's first; empty if it was not asked.
-        source: which model of the drafter drafted, 0 unless it has several.
-        ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one the drafter
-            thinks likeliest, in drawn trees for the one drawn first.
+        growth_seconds: time of the policy, of building the tree and of the drafter's own bookkeeping.
+        mask_seconds: time to make ancestor masks and positions for the target.
+        verify_seconds: time of the verifier, and of constraints on the text.
+        commit_seconds: time to keep rows of the KV cache and to tell drafter and policy what was committed.
+        text_seconds: time to turn committed tokens into text.
+        widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
+        source: the index of the drafter's model that drafted, 0 unless it has several.
+        ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one that the
+            drafter thinks likeliest or, in drawn trees, for the one drawn first.
         collapsed: whether it showed that drafts had become useless to its text (see `Metrics.collapsed_texts`).
         batch: texts that a token was chosen for.
         prefill_rows: rows of the target pass that were tokens of prompts.
         waiting: requests in the queue.
-        expected: tokens that the controller expected to be committed; None for one text and where nothing was drafted.
-        reason: of an engine's round, why nothing was drafted; None where something was.
+        expected: tokens that the controller expected to be committed; None for a single text, or without drafts.
+        reason: for an engine, why nothing or not all was drafted; None if all was.
     """
 
     committed: int
@@ -67,7 +67,7 @@ class Round:
 
     @property
     def drafted(self) -> int:
-        """Drafted nodes that were verified, beside the roots: in an engine the k that the budget chose."""
+        """Drafted nodes that were verified, without the roots; in an engine, the number k that the budget chose."""
         return self.nodes - self.batch
 
     @property
@@ -77,12 +77,12 @@ class Round:
 
     @property
     def drafting_seconds(self) -> float:
-        """Draft passes, and growing the tree from them."""
+        """Time of draft passes, and of growing the tree."""
         return self.draft_seconds + self.growth_seconds
 
     @property
     def outside_seconds(self) -> float:
-        """Outside the two models' passes."""
+        """Time outside the passes of target and drafter."""
         return self.seconds - self.draft_seconds - self.target_seconds
 
 
@@ -100,7 +100,7 @@ class Metrics:
         draft_weight_bytes: memory of the drafter's own weights, without those it shares with the target.
         draft_cache_bytes: memory of the drafter's state for the text; for several texts, the largest.
         is_mixed: whether the drafter mixes lookup with a model.
-        queue_seconds: wall time that an engine let it wait before its prompt was read; of several, all together.
+        queue_seconds: wall time in the queue of an engine, before the prompt was read; for several texts, the sum.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -136,7 +136,12 @@ class Metrics:
         return total
 
     def record(self, turn: Round, seconds: float) -> None:
-        """Add a round, and the wall time of it and of what came before it."""
+        """Add a round.
+
+        Args:
+            turn: the round.
+            seconds: wall time since the last round or since the start, this round included.
+        """
         self.rounds.append(turn)
         self.seconds += seconds
         if not self.first_token_seconds:
@@ -155,7 +160,7 @@ class Metrics:
 
     @property
     def decoding_seconds(self) -> float:
-        """Wall time without that of waiting and of reading prompts."""
+        """Wall time without waiting in the queue and reading prompts."""
         return self.seconds - self.queue_seconds - self.prefill_seconds
 
     @property
@@ -170,7 +175,7 @@ class Metrics:
 
     @property
     def time_per_output_token(self) -> float:
-        """Seconds per committed token after the first of each generation, the time to the first one left out."""
+        """Seconds per committed token after the first of each generation, without the time to that first token."""
         output_seconds = self.seconds - sum(self.first_token_seconds)
         return ratio(output_seconds, self.tokens - len(self.first_token_seconds))
 
@@ -181,8 +186,10 @@ class Metrics:
 
     @property
     def collapsed_texts(self) -> int:
-        """Texts whose drafts were accepted far less often than before from some token on, or ended at the drafter's
-        context. A warning said where."""
+        """Texts whose drafts were accepted far less often from some token on, or that reached the drafter's context.
+
+        A warning was logged for each of them.
+        """
         return sum(turn.collapsed for turn in self.rounds)
 
     @property
@@ -197,7 +204,7 @@ class Metrics:
 
     @property
     def mean_path_length(self) -> float:
-        """Accepted drafted tokens per round, the bonus token not included."""
+        """Accepted drafted tokens per round, without the bonus token."""
         return ratio(sum(turn.accepted for turn in self.rounds), len(self.rounds))
 
     @property
@@ -252,7 +259,7 @@ class Metrics:
         return ratio(sum(turn.outside_seconds for turn in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
-        """All figures by name, for printing and JSON."""
+        """The figures by name, for printing and JSON."""
         return {
             "tokens": self.tokens,
             "seconds": self.seconds,
@@ -285,7 +292,7 @@ class Metrics:
 
 @dataclass
 class EngineMetrics:
-    """Counts since the engine started, and its latest rounds. Any thread may read them.
+    """Counts since an engine started, and its latest rounds. Any thread may read them.
 
     Attributes:
         tokens: committed tokens.
@@ -357,7 +364,7 @@ class EngineMetrics:
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPU where one is in use, else of the process, 0 where the system does not tell (Windows)."""
+    """Peak bytes of the GPU if one is in use, else of the process; 0 if the system does not tell (Windows)."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     try:
@@ -369,5 +376,5 @@ def peak_memory() -> int:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Part by whole, 0 where the whole is nothing."""
+    """The ratio of part to whole; 0 if the whole is 0."""
     return part / whole if whole else 0.0

@@ -1,4 +1,4 @@
-"""A digest by which a model is known again, in another process and by another version of drafttree."""
+"""A digest that identifies a model across processes and versions of drafttree."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from drafttree.models import TargetModel
 
 DEPTH = 3
-"""How deep in an object's attributes its modules are looked for."""
+"""Levels of an object's attributes that are searched for modules."""
 
 
 def model_digest(model: Any) -> str:
-    """A digest of a target or a drafter: its class, and name, shape, dtype and first number of every weight.
+    """A digest of a target or a drafter, from its class and the name, shape, dtype and first number of every weight.
 
-    One number of each weight is enough to tell a model from one that was trained on from it, and cheap to read.
-    Neither the backend that runs the model nor the versions of libraries change it.
+    One number of each weight is cheap to read, and enough to tell a model from one that was trained further. Neither
+    the backend that runs the model nor the versions of libraries change the digest.
     """
     weights = sorted({_weight(name, tensor) for module in _modules(model, 0) for name, tensor in _tensors(module)})
     return hashlib.sha256(repr([type(model).__name__, weights]).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Records the passes of a server before its first request, where passes are recorded (CUDA graphs)."""
+"""Records passes (CUDA graphs) before the first request of a server, if its models record passes."""
 
 import logging
 import time
@@ -13,23 +13,23 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import TRIAL_COSTS
 
 LONGEST_TEXT = 4096
-"""Tokens of a text for which there is room at once; longer ones move what was recorded, and it is recorded again."""
+"""Tokens of a text that room is reserved for. For a longer one KV caches move, and passes are recorded again."""
 PROMPT, TOKENS = 8, 8
-"""Tokens of the prompts that are written from, and of the texts."""
+"""Tokens of the prompts and of the texts that are generated for recording."""
 logger = logging.getLogger("drafttree")
 
 
 def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
-    """Write short texts in batches of several sizes, so that most requests find their passes recorded.
+    """Generate short texts in batches of several sizes, so that most requests find their passes recorded.
 
-    Room is made for all KV caches first, since what is recorded holds for the memory they lie in. A pass of a size that
-    none of these texts had is recorded when it first runs; passes over a single request are recorded for each buffer
-    that its KV cache gets. Nothing is learned of the texts. What it took is logged, of each pass too.
+    Memory for all KV caches is reserved first, since a recorded pass is bound to the memory of its caches. A pass of
+    another size than those of these texts is recorded when it first runs. Passes over a single request are recorded for
+    each buffer that its KV cache gets. Nothing is learned from the texts. Time and memory are logged.
 
     Args:
         decoder: the decoder whose target and drafter run.
-        max_batch: requests at once, at most.
-        rows: rows that all KV caches may have together.
+        max_batch: the most requests at once.
+        rows: the most rows of all KV caches together.
     """
     target = decoder.target
     recording_backends = [backend for backend in _backends(decoder) if hasattr(backend, "reserve")]
@@ -60,5 +60,5 @@ def _backends(decoder: Decoder) -> list[Any]:
 
 
 def _reserved(device: torch.device) -> int:
-    """Bytes that torch holds of a GPU."""
+    """Bytes of a GPU that torch has reserved; 0 on other devices."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

@@ -1,22 +1,23 @@
-"""Prefix reuse: a prompt that begins as another text does goes on from copies of that text's rows.
+"""Prefix reuse: a prompt that begins like another text continues from copies of that text's KV rows.
 
-Of a finished text are kept its token ids, a copy of the target's rows for them, and what its drafter keeps; the least
-recently used goes first. Texts that are being written are copied in the same way. A request waits while another one
-reads the beginning of its prompt, as users of one system prompt do who come together.
+Of a finished text its token ids, a copy of the target's rows and what its drafter keeps are kept; the least recently
+used texts are dropped first. Running texts are copied in the same way. A request waits while another one reads the same
+beginning, as happens when users of one system prompt come together.
 
 The rows are those of the passes that computed them, over trees and in other chunks than a prefill's. In float32 they
-differ from those of a fresh prefill by rounding, which changes a greedy or coupled text only where two tokens are tied;
-in bfloat16 ties are more frequent, as they are between speculative and plain decoding. With `exact_text` rows are the
-same bit for bit, and so are texts.
+differ from those of a fresh prefill by rounding, which changes a greedy or coupled text only if two tokens are tied; in
+bfloat16 ties are more frequent, as they are between speculative and plain decoding. With `exact_text` rows are the same
+bit for bit, and so are texts.
 
 Other verifiers draw tokens by inverse distribution functions, where rounding errors add up over the vocabulary and
-shift the boundaries between tokens: in float32 with 4,096 tokens by 2e-4 to 1e-3 in all, which is the chance that one
-draw gives another token. So a text that is written alone with these verifiers is read anew, and its seed repeats it;
-`exact_text` changes nothing of that, since these verifiers also weigh the drafter's probabilities, whose rows are not
-exact. In an engine their seeds repeat no text in any case, and rounding is all that kept rows change of their law.
+shift the boundaries between tokens: in float32 with 4,096 tokens by 2e-4 to 1e-3 in all, which is the probability that
+one draw gives another token. So a text that is written alone with these verifiers reuses no rows, and its seed repeats
+it. `exact_text` does not change that, since these verifiers also weigh the drafter's probabilities, whose rows are not
+exact. In an engine their seeds repeat no text in any case, and reused rows change their distribution by rounding only.
 
-Recurrent layers keep one state for the whole text, which cannot be cut to a shorter one, and decode by other sums than
-they read with. So models that have them read every prompt anew. So do targets with a `lossy_window`, which drop rows.
+Recurrent layers have one state for the whole text, which cannot be cut to a shorter one, and compute it by other sums
+in decoding than in reading. So models with such layers read every prompt anew. So do targets with a `lossy_window`,
+which drop rows.
 """
 
 import threading
@@ -32,23 +33,23 @@ from drafttree.engine.request import Request
 from drafttree.models import TreeCache
 
 WIDTH = array("i").itemsize
-"""Bytes of a token id. Texts are compared as bytes: a look-up among 200 of 1,000 to 3,000 tokens takes 0.04 ms."""
+"""Bytes of a token id. Texts are compared as bytes: finding one among 200 of 1,000 to 3,000 tokens takes 0.04 ms."""
 BLOCK = 16
-"""Tokens that requests with a salt share as a whole or not: a hit tells who guesses at texts no single one."""
+"""Tokens that requests with a salt share only together, so that a hit tells an attacker no single token of a text."""
 LEAST_GAIN = 32
-"""Tokens that waiting must save a request, since it takes a round."""
+"""The fewest tokens that waiting must save a request, since it takes a round."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text whose rows another one that begins with the same tokens may copy.
+    """A text whose rows may be copied by texts that begin with the same tokens.
 
     Attributes:
-        salt: the requests that may copy them have an equal `Request.cache_salt`.
-        ids: the tokens whose rows there are, as bytes.
+        salt: only requests with an equal `Request.cache_salt` may copy the rows.
+        ids: the tokens that have rows, as bytes.
         cache: the target's rows.
-        draft: gives what its drafter's session knows of at most so many first tokens, for `Session.resume`; None where
-            that is nothing.
+        draft: given a number of tokens, returns what the drafter's session keeps of at most so many first ones, for
+            `Session.resume`; None if it keeps nothing.
     """
 
     salt: Hashable | None
@@ -58,32 +59,32 @@ class ReadText:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens whose rows there are."""
+        """The tokens that have rows."""
         return array("i", self.ids).tolist()
 
 
 class KeptTextsObserver(Protocol):
-    """Told of what is kept, by the thread that keeps or forgets it, which waits."""
+    """Told which texts are kept, in the thread that keeps or drops them and waits for the observer."""
 
     def kept(self, tokens: list[int]) -> None:
-        """Note that a text is kept."""
+        """Note that a text is kept from now on."""
         ...
 
     def forgotten(self, tokens: list[int]) -> None:
-        """Note that a text that was kept is so no longer."""
+        """Note that a text is no longer kept."""
         ...
 
 
 class PrefixCache:
-    """The beginnings of the latest texts, of which the least recently used go first. Any thread may use it.
+    """Keeps the beginnings of recent texts; the least recently used are dropped first. Any thread may use it.
 
     Args:
-        max_tokens: kept at most, of all texts together; of a longer text its first ones are. 0 keeps nothing, and None
-            as much as fits into a share of the memory, which is found when it is first asked for.
+        max_tokens: the most tokens to keep, over all texts; of a longer text the first ones are kept. 0 keeps nothing.
+            None keeps what fits into a share of the memory, which is determined when it is first needed.
 
     Attributes:
-        max_tokens: as given, or found.
-        tokens: tokens kept, of all texts together.
+        max_tokens: as given, or as determined.
+        tokens: the number of kept tokens, over all texts.
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:
@@ -94,11 +95,11 @@ class PrefixCache:
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        """How many texts are kept."""
+        """The number of kept texts."""
         return len(self._texts)
 
     def observe(self, observer: KeptTextsObserver | None) -> None:
-        """Tell an observer what is kept now, and of all changes until there is another one or none."""
+        """Tell an observer which texts are kept, and of all changes from now on. It replaces an earlier observer."""
         with self._lock:
             self._observer = observer
             if observer:
@@ -106,31 +107,31 @@ class PrefixCache:
                     observer.kept(text.tokens)
 
     def clear(self) -> None:
-        """Forget all texts and free their memory."""
+        """Drop all texts and free their memory."""
         self.shrink(0)
 
     def limit(self, max_tokens: int) -> None:
-        """Keep at most so many tokens from now on."""
+        """Keep at most `max_tokens` tokens from now on."""
         self.max_tokens = max_tokens
         self.shrink(max_tokens)
 
     def shrink(self, tokens: float) -> None:
-        """Forget the texts used least recently, until there are at most so many tokens."""
+        """Drop the least recently used texts until at most `tokens` tokens are kept."""
         with self._lock:
             while self.tokens > tokens:
                 self._forget(self._texts[0])
 
     def restore(self, request: Request, *, reads_hidden: bool, running: Sequence[Request] = ()) -> None:
-        """Give a request that has read nothing the rows of the longest beginning of its prompt that was read.
+        """Copy to a request the rows of the longest beginning of its prompt that another text has.
 
-        It still waits where another one is reading so much more of its prompt that waiting pays. Nobody waits for a
-        request that waits, since it has not begun.
+        If another request is reading so much more of that prompt that waiting pays, nothing is copied, and the request
+        waits. No request waits for one that waits itself, since that has not begun.
 
         Args:
-            request: its last token is left to be the root of the first tree.
-            reads_hidden: whether its drafter reads the target's hidden states. They are not kept, so the target then
-                goes on from where the drafter does.
-            running: requests that have begun and share what they read.
+            request: a request that has read nothing. Its last token gets no row: it is the root of the first tree.
+            reads_hidden: whether its drafter reads the target's hidden states. These are not kept, so the target then
+                continues from where the drafter does.
+            running: requests that have begun and share their rows.
         """
         ids = array("i", request.tokens).tobytes()
         cache = request.cache
@@ -164,7 +165,10 @@ class PrefixCache:
                 texts.remove(text)
 
     def keep(self, request: Request) -> None:
-        """Keep a text that has begun and wants it; one that it begins with and that has nothing more is forgotten."""
+        """Keep the text of a request if it has begun and wants that, and drop kept texts that it makes useless.
+
+        These are the beginnings of the new text, unless the drafter has kept something for them and not for it.
+        """
         salt = request.cache_salt
         if not (request.reuse_prefix and request.metrics.rounds) or (salt is not None and salt is request.group):
             return
@@ -196,7 +200,7 @@ class PrefixCache:
 
     @contextmanager
     def keeping(self, request: Request) -> Iterator[None]:
-        """Keep a text when the block ends, by Ctrl-C or an abandoned stream too, but not by an error."""
+        """Context manager: keep a text on exit, even after Ctrl-C or an abandoned stream, but not after an error."""
         try:
             yield
         except (KeyboardInterrupt, GeneratorExit):
@@ -212,7 +216,7 @@ class PrefixCache:
 
 
 def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
-    """What a request has read and written so far, of the tokens it began with."""
+    """The tokens that a running request began with, as far as they have rows."""
     drafting = request.drafting
 
     def draft(tokens: int) -> object:
@@ -224,7 +228,7 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
 
 
 def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText], block: int) -> bool:
-    """Whether requests are reading so much more of a prompt than is known of it that waiting pays."""
+    """Whether other requests are reading so much more of a prompt than `texts` have of it that waiting pays."""
     shared_tokens = max((_shared(request.ids, ids) for request in reading), default=0)
     shared_tokens -= shared_tokens % block
     needed_prefix = ids[: (shared_tokens - LEAST_GAIN + 1) * WIDTH]
@@ -232,7 +236,7 @@ def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText], bl
 
 
 def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
-    """The first of the texts that share most tokens with another one, and how many they share."""
+    """The first of the texts that share the longest beginning with `ids`, and its length in tokens."""
     longest_text, shared_tokens = texts[0], 0
     longer_prefix = ids[:WIDTH]
     for text in texts:
@@ -245,14 +249,14 @@ def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
 
 
 def _shared(one: bytes, other: bytes) -> int:
-    """How many tokens two texts begin with in common."""
+    """The length in tokens of the common beginning of two texts."""
     size = min(len(one), len(other)) // WIDTH
     mismatches = np.frombuffer(one, np.intc, size) != np.frombuffer(other, np.intc, size)
     return int(mismatches.argmax()) if mismatches.any() else size
 
 
 def _take(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) -> int:
-    """Copy at most so many rows of a text; how many were."""
+    """Copy at most `rows` rows of a text to a request, and return how many were copied."""
     resumed_tokens = 0
     if session := request.drafting.session:
         with request.drafting.failing_softly():

@@ -1,4 +1,4 @@
-"""Prompts: text, token ids or a conversation, turned into token ids of the target and checked."""
+"""Turns prompts (text, token ids or a conversation) into token ids of the target, and checks them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
@@ -11,13 +11,13 @@ from drafttree.engine.control_tokens import control_tokens
 from drafttree.engine.prompt_length import check_characters
 
 MOST_TOKENS = 2**31 - 1
-"""Tokens of a prompt and its text at most, where the model knows no limit."""
+"""The most tokens of a prompt and its text if the model has no limit."""
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def is_batch(prompt: object) -> bool:
-    """True for a list of prompts."""
+    """Whether this is a list of prompts."""
     if not isinstance(prompt, list | tuple) or not prompt:
         return False
     return not isinstance(prompt[0], Number) and not is_conversation(prompt)
@@ -26,20 +26,20 @@ def is_batch(prompt: object) -> bool:
 def encode(
     prompt: object, tokenizer: Any, vocab_size: int, context: int | None = None, *, sanitize: bool = False
 ) -> list[int]:
-    """The token ids of a prompt.
+    """Return the token ids of a prompt.
 
     Args:
-        prompt: text, token ids, a tensor or an array of them, what a tokenizer returns, or a list of messages.
-        tokenizer: None to work on token ids alone.
-        vocab_size: the vocab size of the target.
-        context: tokens that the target has room for, None for any number. A text that is too long whatever its tokens
-            are is not tokenised.
-        sanitize: keep control tokens in the messages of a conversation text.
+        prompt: text, token ids, a tensor or an array of them, the output of a tokenizer, or a list of messages.
+        tokenizer: a tokenizer of transformers; None if prompts are token ids.
+        vocab_size: the vocabulary size of the target.
+        context: the most tokens of the target; None for no limit. A text that is too long whatever its tokens are is
+            not tokenised.
+        sanitize: keep control tokens in the messages of a conversation plain text.
 
     Raises:
-        ContextError: the prompt has too many characters for the context.
-        InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that
-            is not there; or it is to be sanitized and is no conversation.
+        ContextError: if the prompt has too many characters for the context.
+        InputError: if the prompt is empty, no prompt, outside the vocabulary, needs a tokenizer or a chat template that
+            is missing, or is to be sanitized and is no conversation.
     """
     if sanitize and not is_conversation(prompt):
         raise InputError("sanitize_control_tokens is for conversations; the control tokens of this prompt are its own")
@@ -75,7 +75,11 @@ def encode(
 
 
 def _single_row(numbers: Any) -> Any:
-    """The only row of token ids `[1, length]`, as a tokenizer returns them; a flat list passes as it is."""
+    """Return the only row of token ids `[1, length]`, as a tokenizer returns them; a flat list stays as it is.
+
+    Raises:
+        InputError: if there are several rows.
+    """
     rows = getattr(numbers, "tolist", lambda: numbers)()
     if not is_batch(rows):
         return rows
@@ -85,10 +89,10 @@ def _single_row(numbers: Any) -> Any:
 
 
 def check_room(prompt_length: int, max_new_tokens: int, context: int | None) -> None:
-    """Refuse a text that would not fit into the model's context.
+    """Check that a prompt and its text fit into the model's context.
 
     Raises:
-        ContextError: it would not.
+        ContextError: if they do not.
     """
     context = MOST_TOKENS if context is None else context
     if prompt_length + max_new_tokens <= context:

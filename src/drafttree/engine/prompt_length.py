@@ -1,4 +1,4 @@
-"""Refuses a text by its length in characters where no tokenizer could make it short enough, before any is asked to."""
+"""Refuses a text before it is tokenised if it has more characters than the context could hold as tokens."""
 
 import json
 import math
@@ -12,24 +12,24 @@ from tokenizers.pre_tokenizers import ByteLevel
 from drafttree.core.errors import ContextError, InputError
 
 NORMALIZED = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-"""Normalizers that drop no character, with the most characters that become one: a canonical composition has four."""
+"""Normalizers that drop no character, with the most characters that become one; four in a canonical composition."""
 SPLITTING = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts", "FixedLength"}
-"""Pre-tokenizers that drop no character, unless their behavior is to remove what they split at."""
+"""Pre-tokenizers that drop no character, unless they are set to remove what they split at."""
 
 
 def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
-    """Refuse what is no text, or has more tokens than a model's context, whatever they are.
+    """Refuse a text that cannot be encoded, or that has too many characters for a model's context.
 
-    The length is let through where nothing is known of the tokenizer (see `longest_token`).
+    If nothing is known of the tokenizer (see `longest_token`), any length passes.
 
     Args:
-        text: what is to be tokenised.
-        tokenizer: the tokenizer of transformers.
-        context: tokens of prompt and text together, None for no limit.
+        text: the text to tokenise.
+        tokenizer: a tokenizer of transformers.
+        context: the most tokens of prompt and text together; None for no limit.
 
     Raises:
-        InputError: it holds half a surrogate pair.
-        ContextError: names the length and the limit.
+        InputError: if the text has half a surrogate pair.
+        ContextError: if the text is too long; names the length and the limit.
     """
     try:
         text.encode()
@@ -47,11 +47,11 @@ def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
 
 @lru_cache(maxsize=4)
 def longest_token(tokenizer: Any) -> int | None:
-    """The most characters of a text that one token can stand for, whitespace beside special tokens left out.
+    """The most characters of a text that one token can stand for, without whitespace beside special tokens.
 
     Returns:
-        None where a token may stand for any number: the tokenizer drops characters, or has one token for all that it
-        does not know.
+        That number, or None if a token may stand for any number of characters, since the tokenizer drops characters or
+        has one token for everything unknown.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -68,7 +68,7 @@ def longest_token(tokenizer: Any) -> int | None:
 
 
 def _parts(step: Any) -> Iterator[dict[str, Any]]:
-    """The settings of a step of a tokenizer, and of the steps in it."""
+    """The settings of a step of a tokenizer, or of the steps that it consists of."""
     if step is not None:
         yield from _flat(json.loads(step.__getstate__()))
 
@@ -81,7 +81,7 @@ def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _shrinking(normalizer: dict[str, Any]) -> int | None:
-    """The most characters that a normalizer makes one of, None where it may drop some."""
+    """The most characters that a normalizer turns into one; None if it may drop some."""
     if normalizer["type"] != "Replace":
         return NORMALIZED.get(normalizer["type"])
     replaced_text = normalizer["pattern"].get("String")
@@ -89,7 +89,7 @@ def _shrinking(normalizer: dict[str, Any]) -> int | None:
 
 
 def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool:
-    """Whether no character is dropped, and none shares the token of unknown ones with others."""
+    """Whether a model drops no character, and has no token for several unknown characters."""
     if not isinstance(model, BPE):
         return False
     if by_byte:
@@ -100,7 +100,7 @@ def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool
 
 
 def _counted(text: str, tokenizer: Any) -> int:
-    """The characters of a text; where a special token takes the whitespace beside it, those that are none."""
+    """The number of characters of a text, without whitespace if special tokens may take that."""
     added_tokens = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
     strips = any(token.lstrip or token.rstrip for token in added_tokens)
     return sum(map(len, text.split())) if strips else len(text)

@@ -1,4 +1,4 @@
-"""A request: what a text is, what it may still do, and what it has said."""
+"""A request: a prompt, the text that is generated after it, and the state that continues it."""
 
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -25,13 +25,13 @@ from drafttree.verifiers.base import Verifier
 
 
 class StoppingText:
-    """A growing text and transformers' stopping criteria, asked after every token as its `generate` asks them.
+    """Calls transformers' stopping criteria after every token of a text, as its `generate` does.
 
     Args:
         criteria: functions of token ids `[1, length]` and scores, which are None here.
         prompt: token ids before the text, padding included.
-        new_tokens: tokens that may follow them at most.
-        device: the device of the token ids the criteria see.
+        new_tokens: the most tokens that may follow.
+        device: the device of the token ids that the criteria are given.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StoppingText:
         self._ids = torch.tensor([[*prompt, *[0] * new_tokens] if criteria else []], device=device)
 
     def push(self, token: int) -> bool:
-        """Add a token; whether a criterion ends the text after it."""
+        """Add a token, and return whether a criterion ends the text after it."""
         if not self._criteria:
             return False
         self._ids[0, self._length] = token
@@ -53,36 +53,36 @@ class StoppingText:
 
 @runtime_checkable
 class RoundObserver(Protocol):
-    """Sees every round of a request, on the thread that owns the model; all texts wait while it looks."""
+    """Called for every round of a request, in the thread that owns the model; all texts wait meanwhile."""
 
     def drafted(self, request: "Request", grown: DraftTree, reason: str | None) -> None:
-        """Take the tree of a round that begins.
+        """Called at the beginning of a round, when its tree has grown.
 
         Args:
             request: the request whose round it is.
             grown: the tree as the policy left it; the budget of the batch may cut it before it is verified.
-            reason: why nothing was drafted for any request, None where something was.
+            reason: why nothing, or not all, was drafted in the round; None if all was.
         """
         ...
 
     def settled(self, request: "Request", tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
-        """Take the end of a round, before its chunk is given out.
+        """Called at the end of a round, before its chunk is given out.
 
         Args:
-            request: the request with the tokens of the round.
+            request: the request, whose tokens include those of the round.
             tree: the tree that was verified.
-            logits: `[nodes, vocab]` of the target, constraints included; the next pass may use their memory again.
+            logits: the target's logits `[nodes, vocab]` after constraints; the next pass may overwrite them.
             verdict: the verdict of the verifier.
-            turn: the cost of the round.
+            turn: counts and times of the round.
         """
         ...
 
 
 def check_observer(observer: object) -> None:
-    """Refuse what cannot see rounds.
+    """Check that an observer has the methods of `RoundObserver`, or is None.
 
     Raises:
-        ConfigError: it lacks a method.
+        ConfigError: if it lacks a method.
     """
     if not isinstance(observer, RoundObserver | None):
         raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
@@ -90,42 +90,43 @@ def check_observer(observer: object) -> None:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what has been committed after it, and the state that continues it.
+    """A prompt, the tokens committed after it, and the state that continues it.
 
     Attributes:
         tokens: prompt and committed token ids; the last one is the root of the next tree.
-        prompt_length: how many of them are the prompt.
-        limit: how many tokens there may be in all.
+        prompt_length: the number of tokens of the prompt.
+        limit: the most tokens of prompt and text together.
         eos: token ids that end the text.
-        capacity: rows of the KV cache that it needs at most.
-        policy: how its trees grow.
-        verifier: the verifier with the sampling the text is drawn by.
+        capacity: the most rows of the KV cache that it needs.
+        policy: the tree policy, in its form for the verifier.
+        verifier: the verifier, with the sampling of this text.
         randomness: the randomness of this text.
-        text: turns tokens into text and watches for stop strings.
-        stopping: stopping criteria and the tokens they are asked about.
-        constraints: what else decides which tokens are possible.
-        drafting: how it is drafted for.
-        recorder: sees the rows the tokens are chosen from, None where nothing of them is wanted.
-        prompt_logprobs: log-probabilities of the prompt's tokens after the first, None where they are not wanted.
-        fidelity: whether the text has the law of the target's own.
-        cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
-        root_output: the target's output for the first root, where the pass over the prompt has given it.
-        reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
-        cache_salt: beginnings of texts are shared by requests of equal salt alone; where it is the group, they are
-            shared within it, and nothing is kept.
-        ids: the tokens it began with, as bytes, for others that begin alike; none before, and where it shares nothing.
-        observer: sees its rounds, None where nobody does.
-        growth_observer: sees its trees grow, None where nobody does.
+        text: turns tokens into text and looks for stop strings.
+        stopping: stopping criteria and the tokens that they are asked about.
+        constraints: the constraints on tokens: logits processors and a grammar.
+        drafting: the state of drafting for this text.
+        recorder: records the rows that tokens are chosen from; None if they are not wanted.
+        prompt_logprobs: log-probabilities of the prompt's tokens after the first; None if they are not wanted.
+        fidelity: whether the text follows the target's distribution.
+        cache: the target's KV cache, with rows of all tokens but the last; not set before `RoundLoop.open`.
+        root_output: the target's output for the first root, if the pass over the prompt has given it.
+        reuse_prefix: whether it may continue from rows of other texts, and shares and keeps its own.
+        cache_salt: beginnings of texts are shared only by requests with an equal salt. If the salt is the group,
+            nothing is kept after a text.
+        ids: as bytes, the tokens that it began with, for others that begin alike; empty before it begins, and if it
+            shares nothing.
+        observer: called for its rounds, or None.
+        growth_observer: told of the growth of its trees, or None.
         metrics: metrics of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
             while it goes on.
-        reader: told of the text, in an engine.
-        group: shared by texts that share the batch of an engine with others as one text would.
-        order: place in the order of arrival there; the smallest came first.
-        turn: place among the waiting texts of groups that have as many running; the smallest is next.
-        holds_rows: whether its rows are reserved: it runs, or it pauses.
-        overtime: seconds that its constraints took beyond its share of the rounds, and others did not have since.
+        reader: is given the text, in an engine.
+        group: texts of equal groups together get the share of an engine's batch that one text would get.
+        order: its place in the engine's order of arrival; the smallest came first.
+        turn: its place among waiting texts of groups with equally many running ones; the smallest is next.
+        holds_rows: whether its rows are reserved, which they are while it runs or pauses.
+        overtime: seconds that its constraints took beyond its share of the rounds, and that it has not waited for yet.
     """
 
     tokens: list[int]
@@ -163,32 +164,32 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be committed."""
+        """The most tokens that may still be committed."""
         return self.limit - len(self.tokens)
 
     @property
     def unread(self) -> int:
-        """Tokens before the root that the target has not read."""
+        """The number of tokens before the root that the target has not read."""
         return len(self.tokens) - 1 - self.cache.next_position
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun, while another one reads the beginning of its prompt."""
+        """Whether it has not begun, since another request is reading the beginning of its prompt."""
         return self.reuse_prefix and not self.ids
 
     def kind(self, source: int) -> Kind:
-        """The kind of drafts that a model of the drafter makes for it."""
+        """The kind of its drafts by one of the drafter's models."""
         return self.verifier.sampling.greedy, source
 
     def take_root_output(self) -> Output | None:
-        """The target's output for the first root where reading the prompt has given it, once."""
+        """Return `root_output`, and clear it."""
         output, self.root_output = self.root_output, None
         return output
 
     def prompt_reader(self, begin: int) -> Callable[[Tensor], None] | None:
-        """What takes the rows of the prompt's tokens from position `begin` on, None where they are not wanted.
+        """A function that records `prompt_logprobs` from the target's logits after the tokens from `begin` on.
 
-        A request that had to wait is read again: rows that are known are skipped.
+        None if they are not wanted. If a prompt is read again, since the request had to wait, known rows are skipped.
         """
         if self.prompt_logprobs is None:
             return None
@@ -206,10 +207,10 @@ class Request:
         return read
 
     def commit(self, tokens: list[int], accepted: int) -> int:
-        """Append a round's tokens up to where the text ends, and note why it ends there.
+        """Append a round's tokens, up to the one that ends the text.
 
         Args:
-            tokens: the accepted path below the root, then the bonus token.
+            tokens: the tokens of the accepted path below the root, then the bonus token.
             accepted: how many of them were drafted.
 
         Returns:
@@ -229,14 +230,14 @@ class Request:
         return len(tokens)
 
     def end(self, reason: str) -> None:
-        """Note why the text ends, and what the drafter has kept of it."""
+        """End the text with a finish reason; "length" becomes "stop" if the end of the text shows a stop string."""
         self.text.finish()
         self.finish_reason = "stop" if reason == "length" and self.text.stopped_by else reason
         if self.drafting.session:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes
 
     def generation(self) -> Generation:
-        """The text as it stands, which has ended."""
+        """The result of the ended text."""
         logprobs = self._logprobs
         prompt = self.prompt_logprobs
         sampling = self.verifier.sampling
@@ -256,7 +257,7 @@ class Request:
         )
 
     def chunk(self, known: int) -> Chunk:
-        """What was added since there were so many tokens."""
+        """The part of the text after its first `known` tokens."""
         tokens = self.tokens[known:]
         read_length = self.text.shown
         begin = known - self.prompt_length
@@ -277,32 +278,32 @@ class Request:
         )
 
     def publish(self, known: int) -> None:
-        """Tell the reader what was added since there were so many tokens, and the whole text where it has ended."""
+        """Give the reader the part of the text after its first `known` tokens and, if it has ended, the result."""
         self.reader.chunk(self.chunk(known))
         if self.finish_reason:
             self.reader.end(self.generation())
 
     def begin(self) -> None:
-        """Note how long an engine has let it wait, until it runs for the first time."""
+        """Record how long the request has waited in the engine, unless it has run before."""
         if not self.metrics.rounds:
             self.metrics.queue_seconds = time.perf_counter() - self._latest
 
     def record(self, turn: Round) -> None:
-        """Count a round of an engine, with the time since the last one or since the request came."""
+        """Record a round of an engine, with the time since the last round or since the request was made."""
         timestamp = time.perf_counter()
         self.metrics.record(turn, timestamp - self._latest)
         self._latest = timestamp
 
     @property
     def _logprobs(self) -> Logprobs | None:
-        """Of the generated tokens, None unless asked for."""
+        """The log-probabilities of the generated tokens; None unless requested."""
         return self.recorder if isinstance(self.recorder, Logprobs) else None
 
 
 class TextStream(Iterator[Chunk]):
-    """What each round adds to a text, and its result when it has ended.
+    """Iterates over what each round adds to a text, and has its result at the end.
 
-    Closing the stream ends the text where it is; so does dropping it.
+    Closing or dropping the stream ends the text.
 
     Args:
         request: the request whose text is streamed.
@@ -317,17 +318,17 @@ class TextStream(Iterator[Chunk]):
         return next(self._chunks)
 
     def close(self) -> None:
-        """End the text where it is; one that has ended stays as it is."""
+        """End the text, unless it has ended."""
         self._chunks.close()
         if not self._request.finish_reason:
             self._request.end("interrupted")
 
     @property
     def result(self) -> Generation:
-        """The whole text with its metrics, as `Decoder.generate` returns it; "interrupted" where it was closed early.
+        """The whole text with its metrics, as `Decoder.generate` returns it; "interrupted" if it was closed early.
 
         Raises:
-            UnfinishedTextError: the text has not ended.
+            UnfinishedTextError: if the text has not ended.
         """
         if not self._request.finish_reason:
             token_count = len(self._request.tokens) - self._request.prompt_length

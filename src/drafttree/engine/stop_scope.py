@@ -1,21 +1,21 @@
-"""Where in a text stop strings apply: not in what a model thinks, nor in the marks around that."""
+"""Finds where in a text stop strings apply: not in what a model thinks, nor in the marks around that."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Span = tuple[int, int]
-"""The first character of a part of a text, and the first one behind it."""
+"""The index of the first character of a part of a text, and of the first one after it."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of a text in which stop strings do not apply. White space behind it is a part of it.
+    """A stretch of a text in which stop strings do not apply. White space after it is part of it.
 
     Attributes:
-        begin: the mark that it begins with.
-        end: the mark that it ends with.
+        begin: the mark at its beginning.
+        end: the mark at its end.
         opened: whether the text begins inside it.
-        anywhere: whether it may begin anywhere; if not, only where the text does.
+        anywhere: whether it may begin anywhere, or only at the beginning of the text.
     """
 
     begin: str
@@ -25,7 +25,7 @@ class Stretch:
 
 
 def unfinished(text: str, strings: Iterable[str]) -> int:
-    """Length of the longest end of a text that one of these strings begins with, without being the whole string."""
+    """The length of the longest end of a text that is a beginning, but not the whole, of one of these strings."""
     return max((n for string in strings for n in range(1, len(string)) if text.endswith(string[:n])), default=0)
 
 
@@ -33,11 +33,11 @@ class StopScope:
     """Follows a text as it grows, and tells in which parts of it stop strings apply.
 
     Args:
-        stretches: where they do not.
+        stretches: the stretches in which stop strings do not apply.
 
     Attributes:
-        decided: the characters of which it is known whether they belong to a stretch.
-        begin: where the part begins that the text ends in, None in a stretch.
+        decided: the number of characters for which it is known whether they belong to a stretch.
+        begin: the beginning of the part that the text ends in; None inside a stretch.
     """
 
     def __init__(self, stretches: Sequence[Stretch] = ()) -> None:
@@ -54,9 +54,14 @@ class StopScope:
         return self._inside is not None
 
     def read(self, characters: Sequence[str], end: int, *, final: bool = False) -> list[Span]:
-        """Read on in a text, up to a character; the parts in which stop strings apply and that had not ended before.
+        """Read a text further, and return the parts in which stop strings apply, without those that had ended before.
 
-        The last part ends before what may be the beginning of a stretch, unless the text ends there.
+        The last part ends before what may be the beginning of a stretch, unless the text is final.
+
+        Args:
+            characters: the whole text so far.
+            end: the number of characters to read up to.
+            final: whether nothing follows.
         """
         spans: list[Span] = []
         goes_on = True
@@ -71,7 +76,7 @@ class StopScope:
         return spans if self.begin is None else [*spans, (self.begin, self.decided)]
 
     def _leave(self, stretch: Stretch, text: str) -> bool:
-        """Look for the end of a stretch."""
+        """Read up to the end of a stretch, and return whether it was found."""
         index = text.find(stretch.end)
         if index < 0:
             self.decided += max(0, len(text) - len(stretch.end) + 1)
@@ -82,7 +87,7 @@ class StopScope:
         return True
 
     def _skip_space(self, text: str) -> bool:
-        """Look for the first character behind a stretch that is no white space."""
+        """Read white space after a stretch, and return whether another character follows."""
         stripped_text = text.lstrip()
         self.decided += len(text) - len(stripped_text)
         if stripped_text:
@@ -91,7 +96,7 @@ class StopScope:
         return bool(stripped_text)
 
     def _say(self, text: str, spans: list[Span], final: bool) -> bool:
-        """Look for the next stretch, up to what may be the beginning of its mark."""
+        """Read up to the next stretch, or to what may be the beginning of its mark; return whether one was found."""
         if self._first and self.decided == 0:
             stripped_text = text.lstrip()
             if stretch := next((stretch for stretch in self._first if stripped_text.startswith(stretch.begin)), None):

@@ -1,4 +1,4 @@
-"""The lock of a target: one thread at a time runs a round on it, so that engines and other threads can share it."""
+"""The lock of a target, which lets engines and other threads share it: one thread at a time runs a round."""
 
 import os
 import threading
@@ -9,10 +9,10 @@ from drafttree.models import Model
 
 
 class TargetLock:
-    """Is held for a round at a time, by threads in turn; the thread that holds it may take it again.
+    """A reentrant lock that threads hold for a round at a time, in turns.
 
-    Recorded passes find their inputs and leave their outputs in memory that all texts share, and recording bears no
-    work of other threads, so two passes at once would give wrong texts.
+    Recorded passes have their inputs and outputs in memory that all texts share, and nothing else may run while a pass
+    is recorded. So two passes at once would give wrong texts.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TargetLock:
     def __enter__(self) -> None:
         thread_id = threading.get_ident()
         if self._owner != thread_id:
-            with self._next:  # who waits here goes before the thread that has just had its turn and comes again
+            with self._next:  # a thread that waits here goes before one that has just had its turn
                 self._lock.acquire()
             self._owner = thread_id
         self._depth += 1
@@ -40,9 +40,9 @@ class TargetLock:
 
 _LOCKS: WeakKeyDictionary[Model, TargetLock] = WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LOCKS.clear)  # a thread that held one of them is not in the child
+    os.register_at_fork(after_in_child=_LOCKS.clear)  # the child lacks the threads that may hold them
 
 
 def lock_of(target: Model) -> TargetLock:
-    """The lock of a target, the same for all decoders and engines over it."""
+    """Return the lock of a target, which all decoders and engines with this target share."""
     return _LOCKS.get(target) or _LOCKS.setdefault(target, TargetLock())

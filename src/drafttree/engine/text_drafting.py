@@ -1,4 +1,4 @@
-"""How one text is drafted for."""
+"""The state of drafting for one text."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.tree import FORCED, DraftTree
 from drafttree.drafters.base import Drafter, HiddenStates, Session, accepted_rows
+from drafttree.drafters.lookup import LookupSession
 from drafttree.drafters.session import LateReader
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch, HeadWatch
 from drafttree.engine.drafting.controller import Controller, as_written
@@ -28,21 +29,22 @@ class TextDrafting:
     Attributes:
         wanted: whether anything is drafted for the text.
         temperature: divides the drafter's logits.
-        session: the session of the drafter; None for plain decoding, before `RoundLoop.open` and after the drafter has
-            failed. What becomes of the text it is told by `prefill` and `commit` here.
-        watch: compares the text's drafts with its earlier ones; None after it has found them far worse, and for lookup,
-            which drafts only where the text repeats itself.
-        head_watch: tests heads by this text and others; None where its tokens are less likely than in the target's law.
-        claim: a position and the log-probabilities `[vocab]` that a head has given there; None where none is tested.
-        most_forced: tokens that a round drafts at most where constraints leave them alone possible; twice as many as
-            the text has lately taken of them, since its target may spell in another way.
-        expects: whether the session tells how many tokens it expects to be accepted.
+        session: the drafter's session; None for plain decoding, before `RoundLoop.open` and after the drafter has
+            failed. It is told of the text by `prefill` and `commit` of this object.
+        watch: compares the text's drafts with earlier ones; None after it has found them far worse, and for lookup,
+            which drafts only if the text repeats itself.
+        head_watch: tests heads by this text and others; None if options make tokens less likely than the target does.
+        claim: a position, and a head's log-probabilities `[vocab]` of the token there; None if no head is tested.
+        most_forced: the most tokens that a round drafts because constraints force them: twice as many as the target has
+            lately accepted at once, since it may spell the text in another way.
+        expects: whether the session tells how many accepted tokens it expects.
         reads_prompt: whether the drafter reads the prompt too.
-        controller: decides how much is drafted; that of the batch, or one of a text that is written alone.
+        controller: decides how much is drafted: the controller of the batch, or the text's own if it is written alone.
         context: what the policy was told when the text began.
-        state: what the policy has learned of the text.
+        state: what the policy has learned from the text.
         pauses: whether the next round drafts nothing, since memory ran out in this one.
-        on_failure: told of an error of the drafter, behind which the text goes on without drafts; None to raise it.
+        on_failure: called with an error of the drafter, after which the text continues without drafts; None to raise
+            it.
     """
 
     wanted: bool = True
@@ -64,43 +66,43 @@ class TextDrafting:
 
     @property
     def costs(self) -> CostCurve | None:
-        """The cost curve that the policy uses, None for one that needs none."""
+        """The cost curve that the policy uses; None if it uses none."""
         return self.context.costs if self.context else None
 
     def start(self, session: Session) -> None:
-        """Draft by a session that has just begun; see `Session.follows_text`."""
+        """Draft with a session that has just begun."""
         self.session = session
         self._late = None if session.follows_text else LateReader(session)
-        self.expects = type(session).expected_accepted is not Session.expected_accepted
-        self.watch = None if session.follows_text or (self.expects and not session.mixes) else self.watch
+        self.expects = type(session).expected_accepted not in (Session.expected_accepted, None)
+        self.watch = None if session.follows_text or isinstance(session, LookupSession) else self.watch
 
     def close(self) -> None:
-        """Give the session's memory back."""
+        """Drop the session and its memory."""
         self.session = self._late = None
         self._counted = 0.0, 0
 
     def rest(self, resting: bool) -> None:
-        """Note whether nothing is drafted at present: a draft model then reads the text when it is to draft again."""
+        """Note whether drafting pauses; a draft model then reads the text only when it is to draft again."""
         if self._late:
             self._late.resting = resting
         if self.session and self.session.mixes:
             self.session.resting = resting
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        """Let the session read a part of the prompt, now or when it is to draft."""
+        """Tell the session of a part of the prompt, which it reads now or before it drafts."""
         if reader := self._late or self.session:
             with self.failing_softly():
                 reader.prefill(hidden_states, tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int]) -> None:
-        """Let the session take note of what a round has committed, now or when it is to draft.
+        """Tell the session of a round's tokens, which it reads now or before it drafts.
 
         Args:
             tokens: the committed tokens.
-            hidden_states: of all nodes of the round's tree.
-            path: those that were accepted.
+            hidden_states: the target's hidden states of all nodes of the round's tree.
+            path: the accepted nodes.
         """
-        try:  # every round comes here, and a context manager would take longer than all else in it
+        try:  # not `failing_softly`: every round calls this, and a context manager would take longer than all the rest
             if self._late:
                 self._late.commit(tokens, hidden_states, path)
             elif self.session:
@@ -109,29 +111,29 @@ class TextDrafting:
             self._fail(error, begun=True)
 
     def count_forced(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens that constraints forced a round has drafted and accepted."""
+        """Note how many forced tokens a round has drafted, and how many of them were accepted."""
         self.most_forced = max(2 * accepted, self.most_forced if accepted == drafted else 2)
 
     def catch_up(self) -> Session | None:
-        """The session, told all of the text; None where there is none, or where that has failed."""
+        """Let the session read the whole text, and return it; None if there is none, or reading failed."""
         if self._late:
             with self.failing_softly(begun=True):
                 self._late.catch_up()
         return self.session
 
     def asked(self) -> Session | None:
-        """The session, told all of the text if that is what it expects acceptance by."""
+        """Return the session, which has read the whole text if it tells how many accepted tokens it expects."""
         return self.catch_up() if self.expects else self.session
 
     def choose(self, source: int) -> Session | None:
-        """The session of the model that drafts the next round, told all of the text; None where that has failed."""
+        """Return the session of the model that drafts next, which has read the whole text; None if that failed."""
         if (session := self.catch_up()) is None:
             return None
         with self.failing_softly(begun=True):
             return session.choose(source)
 
     def read_costs(self) -> tuple[float, int]:
-        """Seconds and passes of the drafter that were not read yet."""
+        """Return the drafter's seconds and passes since the last call."""
         if self.session is None:
             return 0.0, 0
         seconds, passes = self._counted
@@ -139,7 +141,7 @@ class TextDrafting:
         return self._counted[0] - seconds, self._counted[1] - passes
 
     def takes_claim(self, position: int, vocab: int) -> Callable[[Tensor], None] | None:
-        """Notes what a head says of the next token, while heads are tested; see `HeadWatch`."""
+        """A function that stores a head's claim of the next token, for `HeadWatch`; None if no head is tested."""
         if not (self.head_watch and self.head_watch.is_open):
             return None
 
@@ -149,7 +151,7 @@ class TextDrafting:
         return take
 
     def check_head(self, tokens: Sequence[int], token: int, drafter: Drafter | None) -> None:
-        """Say in the log, once for a target and a drafter, where a head claims far more than its tokens are worth."""
+        """Test a head's claim by the target's token, and warn once per target and drafter if it seems to be misread."""
         watch = self.head_watch
         claim, self.claim = self.claim, None
         if not (watch and claim and watch.is_open) or claim[0] != len(tokens):
@@ -166,13 +168,13 @@ class TextDrafting:
             )
 
     def has_collapsed(self, tokens: Sequence[int], tree: DraftTree, *, accepted: bool, context: int | None) -> bool:
-        """Whether this round has shown that drafts are of use no more, which is said in the log once per text.
+        """Whether this round has shown that drafts have become useless; if so, a warning is logged once per text.
 
         Args:
-            tokens: the text before the round, prompt included, which goes on.
+            tokens: the text before the round, prompt included; the text goes on after it.
             tree: the tree of the round.
             accepted: whether a drafted token was accepted.
-            context: tokens that the drafter can read, None for any number.
+            context: the most tokens that the drafter can read; None for no limit.
         """
         if self.watch is None or self.session is None:
             return False
@@ -197,11 +199,11 @@ class TextDrafting:
 
     @contextmanager
     def failing_softly(self, *, begun: bool = False) -> Iterator[None]:
-        """Let an error of the drafter end the drafts and not the text, if somebody is to be told of it.
+        """Context manager: an error of the drafter ends drafting instead of the text, if `on_failure` is set.
 
         Args:
-            begun: whether tokens of the text were chosen, so that memory that runs out must not drop it: it would be
-                drawn again.
+            begun: whether tokens of the text were chosen, since then memory that runs out must not end the text either:
+                it would be drawn again.
         """
         try:
             yield

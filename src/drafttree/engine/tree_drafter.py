@@ -1,7 +1,8 @@
-"""Drafts the trees of a round: of one text, or of many together.
+"""Drafts the trees of a round, for one text or for many together.
 
-Texts draft together whose policy, kind of verifier and drafting model are the same: one draft pass a level serves them
-all. Constraints, a draft temperature and the verifier change the drafter's logits before a policy sees them.
+Texts draft together if they have the same policy, way of choosing children and drafting model: then one draft pass per
+level serves them all. Constraints, a draft temperature and the verifier adjust the drafter's logits before a policy
+sees them.
 """
 
 import logging
@@ -24,6 +25,7 @@ from drafttree.core.randomness import Randomness
 from drafttree.core.tree import FORCED, DraftTree, GrowthObserver, Proposal
 from drafttree.drafters.base import Drafter, Session, sources_of
 from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
+from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.tree_growth import Limits, grow
@@ -33,23 +35,23 @@ from drafttree.verifiers.base import Verifier
 logger = logging.getLogger("drafttree")
 
 RECENT_ROUNDS = 32
-"""Rounds of a text by which it is told what the next one would commit."""
+"""The last rounds of a text, from which it is estimated what the next one commits."""
 Path = tuple[int, ...]
 Constrain = Callable[[list[Path], Tensor], Tensor]
-"""Changes the logits `[frontier, vocab]` behind these paths of drafted tokens."""
+"""Adjusts the logits `[frontier, vocab]` that follow these paths of drafted tokens."""
 
 
 @dataclass(eq=False)
 class LogitsAdjustment:
-    """What is done to a drafter's logits in one round of a text.
+    """The adjustments of a drafter's logits in one round of a text.
 
     Attributes:
-        verifier: may show its randomness to the drafter.
+        verifier: may guide the drafts by its randomness.
         randomness: the randomness of this round.
         temperature: divides the drafter's logits.
-        constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
-        take_first: is given the drafter's own logits `[1, vocab]` of the first level; None where nobody wants them.
-        observer: sees the tree grow, None where nobody does.
+        constrain: excludes tokens that the text's constraints do not allow; None for a text without constraints.
+        take_first: called with the drafter's own logits `[1, vocab]` of the first level; None if they are not needed.
+        observer: told of the tree's growth, or None.
     """
 
     verifier: Verifier
@@ -61,11 +63,11 @@ class LogitsAdjustment:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether logits stay as they are at every depth, and nobody sees them."""
+        """Whether logits stay as they are at every depth and need not be shown to an observer."""
         return not (self.constrain or self.verifier.guides or self.observer) and self.temperature == 1
 
     def apply_to_candidates(self, candidates: Candidates, depth: int) -> Candidates | None:
-        """The adjusted candidates; None where their logits of the whole vocabulary have to be adjusted."""
+        """Adjust candidates, or return None if this needs logits of the whole vocabulary."""
         draws = self.verifier.proposal is not Proposal.TOP_K  # from distributions of the whole vocabulary
         if draws or self.constrain or self.observer or self.take_first:
             return None
@@ -74,12 +76,12 @@ class LogitsAdjustment:
         return self.verifier.guide_candidates(candidates, depth, self.randomness)
 
     def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
-        """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust.
+        """Adjust logits `[frontier, vocab]`, and return the same tensor if there is nothing to adjust.
 
         Args:
-            logits: the drafter's.
-            depth: the depth of the tokens that they are about.
-            paths: the drafted tokens behind which they are, if there are constraints.
+            logits: the drafter's logits.
+            depth: the depth of the tokens that they propose.
+            paths: per row, the drafted tokens before these; used only with constraints.
         """
         if self.take_first and depth == 1:
             self.take_first(logits)
@@ -94,12 +96,12 @@ class LogitsAdjustment:
 
 
 class AdjustedDraft:
-    """The drafter's logits for a round of some requests, each adjusted in its own way. See `tree_growth.DraftRows`.
+    """The drafter's logits for a round of several requests, each with its own adjustments; a `tree_growth.DraftRows`.
 
     Args:
-        sessions: sessions of the requests.
-        adjustments: adjustments of each.
-        device: the device where the drafter runs.
+        sessions: per request, its session.
+        adjustments: per request, its adjustments.
+        device: the device that the logits are needed on.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class AdjustedDraft:
                 paths = self._paths[request_index]
                 nodes = zip(frontier.tokens, frontier.origins, strict=True)
                 self._paths[request_index] = [(*paths[origin], token) for token, origin in nodes]
-        widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
+        widths = [len(frontier.tokens) for frontier in frontiers]  # before drafters, which may write to frontiers
         return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
 
     def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
@@ -132,7 +134,7 @@ class AdjustedDraft:
         return draft_chain(self._sessions, tokens, count, allowed)
 
     def _adjust(self, rows: Tensor | Candidates, widths: Sequence[int]) -> Tensor | Candidates:
-        """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
+        """Adjust each request's rows, of which it has `widths`; rows without adjustments are not copied."""
         if not isinstance(rows, Candidates):
             return self._adjust_logits(rows, widths)
         ends = [*accumulate(widths)]
@@ -163,10 +165,10 @@ class DraftGroup(NamedTuple):
     """Requests whose trees grow together.
 
     Attributes:
-        source: which model of the drafter drafts for them.
-        places: places of the requests among those of the round.
-        requests: requests with the same policy and kind of verifier.
-        sessions: sessions that draft for them, all of one class.
+        source: the index of the drafter's model that drafts for them.
+        places: the indices of the requests in the round.
+        requests: requests with the same policy and the same way of choosing children.
+        sessions: the sessions that draft for them, all of one class.
     """
 
     source: int
@@ -180,12 +182,13 @@ class Drafts:
     """The trees of a round.
 
     Attributes:
-        trees: one for each request; a root alone where nothing was drafted for it.
+        trees: per request, its tree; if the drafter drafted nothing for it, its root and the tokens that constraints
+            force.
         grown: the trees before the controller cut them.
-        groups: source and widths, over all requests, of what was drafted.
-        expected: tokens that the round is expected to commit.
-        failure: the message of what the drafter raised, or of memory that ran out; None if there was none.
-        not_drafted: why nothing was drafted, None where something was.
+        groups: per group, the index of the drafter's model, and widths over all requests of the group.
+        expected: the number of tokens that the round is expected to commit.
+        failure: the message of the drafter's error, or of running out of memory; None if there was none.
+        not_drafted: why nothing was drafted; None if something was.
     """
 
     trees: list[DraftTree]
@@ -200,7 +203,7 @@ class Drafts:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was drafted, or not all; None where all was."""
+        """Why nothing was drafted, or not all of it; None if all was."""
         if self.failure is not None:
             return f"the drafter failed: {self.failure}"
         return None if any(tree.size > 1 for tree in self.trees) else self.not_drafted
@@ -210,9 +213,9 @@ class TreeDrafter:
     """Drafts trees for requests.
 
     Args:
-        target: the model whose output is wanted.
-        drafter: who proposes, None to draft nothing but what constraints force.
-        prefixes: the beginnings of earlier texts, which go where memory runs out.
+        target: the target.
+        drafter: the drafter; None to draft only tokens that constraints force.
+        prefixes: kept beginnings of earlier texts, which are dropped if memory runs out.
     """
 
     def __init__(self, target: Model, drafter: Drafter | None, prefixes: PrefixCache) -> None:
@@ -224,10 +227,10 @@ class TreeDrafter:
         self._failure = ""
 
     def draft(self, requests: Sequence[Request], prefill_rows: int = 0) -> Drafts:
-        """Draft the trees of a round: roots alone where it drafts nothing.
+        """Draft the trees of a round.
 
         Args:
-            requests: requests that a token is chosen for, and that have one controller.
+            requests: the requests whose texts advance; they share one controller.
             prefill_rows: rows of the target pass that are tokens of prompts.
         """
         batch = len(requests)
@@ -242,10 +245,7 @@ class TreeDrafter:
         if drafts.not_drafted:
             return drafts
         for group in self.groups(requests):
-            draft_kinds = [request.kind(group.source) for request in group.requests]
-            policy = group.requests[0].policy
-            proposal = group.requests[0].verifier.proposal
-            limits = controller.limits(policy, proposal, draft_kinds, batch, rows)
+            limits = _limits_of(group, controller, batch, rows)
             grown_trees = self._grow(group, limits, drafts)
             for request_index, tree, chances in zip(
                 group.places, grown_trees, limits.chances if limits else known_chances, strict=False
@@ -264,7 +264,7 @@ class TreeDrafter:
         return drafts
 
     def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
-        """The requests that are to be drafted for, by what must be alike to draft together."""
+        """Group the requests that are drafted for in this round; the others need no draft, or do not want one."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for request_index, request in enumerate(requests):
             drafting = request.drafting
@@ -288,10 +288,10 @@ class TreeDrafter:
         return [*groups.values()]
 
     def _grow(self, group: DraftGroup, limits: Limits | None, drafts: Drafts) -> list[DraftTree]:
-        """Draft the trees of a group, one pass per level for all of them.
+        """Draft the trees of a group, with one draft pass per level.
 
-        Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing. So they
-        do where the drafter fails, if somebody is to be told of it.
+        If memory runs out, the trees end with their levels so far, and the next round of these texts drafts nothing. If
+        the drafter fails and a caller wants to be told of that, the trees end too.
         """
         first_request = group.requests[0]
 
@@ -336,13 +336,13 @@ class TreeDrafter:
         )
 
     def log_failure(self, error: Exception) -> None:
-        """Say in the log that the drafter has failed, unless it just did in the same way."""
+        """Log that the drafter has failed, unless the last logged failure was the same."""
         if (failure := f"{type(error).__name__}: {error}") != self._failure:
             self._failure = failure
             logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
 
     def root_tree(self, request: Request) -> DraftTree:
-        """The tree of a round that asks no drafter: the last committed token, and what constraints force behind it."""
+        """The tree of a round without a drafter: the last committed token, and the tokens that constraints force."""
         root = request.tokens[-1]
         forced_tokens = self._forced(request)
         proposal = request.verifier.proposal
@@ -355,9 +355,10 @@ class TreeDrafter:
         return DraftTree.forced(root, forced_tokens, proposal, [*rows])
 
     def _forced(self, request: Request) -> list[int]:
-        """The tokens that a round drafts since the constraints of the text leave them alone possible.
+        """The next tokens, if the constraints of the text allow no other continuation.
 
-        They follow from committed tokens, and are drafts as any: others may spell the same, and the target chooses.
+        They depend on committed tokens only. They are drafts like any other, which the target may reject, since other
+        tokens may spell the same text.
         """
         if not (request.constraints and request.drafting.wanted) or request.root_output:
             return []
@@ -365,7 +366,7 @@ class TreeDrafter:
         return request.constraints.forced(max_forced)
 
     def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
-        """Whether what constraints force is expected to commit more for its cost than drafts of a model."""
+        """Whether forced tokens are expected to commit more per cost than drafts of a model."""
         if not (forced_tokens := self._forced(request)):
             return False
         recent_turns = request.metrics.rounds[-RECENT_ROUNDS:]
@@ -377,7 +378,7 @@ class TreeDrafter:
         return pays(len(forced_tokens), share * len(forced_tokens), mean_accepted, int(session.mixes), batch)
 
     def max_levels(self, request: Request) -> int:
-        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
+        """The most levels of a tree, by the text's limit, the drafter's context and the levels it can draft."""
         if self._drafter is None or request.root_output:
             return 0
         context = self._drafter.context
@@ -386,18 +387,25 @@ class TreeDrafter:
         return min(self._room(request), context_room, sys.maxsize if levels is None else levels)
 
     def _room(self, request: Request) -> int:
-        """The levels a tree may have by the text's limit, and where the target's positions change."""
+        """The most levels of a tree, by the text's limit and the position at which LongRoPE switches."""
         switch = self._target.rope_switch
         switch_room = sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.tokens)
         return min(request.remaining - 1, switch_room)
 
     def _constrain(self, request: Request) -> Constrain | None:
-        """Constrain drafted tokens to what the request's text may be."""
+        """The function that applies the request's constraints to drafts; None if it has none."""
         if not request.constraints:
             return None
         tokens = list(request.tokens)
         vocab = self._target.vocab_size
         return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+
+
+def _limits_of(group: DraftGroup, controller: Controller, batch: int, rows: int) -> Limits | None:
+    """The controller's limits on the trees of a group, in a round of `batch` texts and `rows` undrafted rows."""
+    draft_kinds = [request.kind(group.source) for request in group.requests]
+    first_request = group.requests[0]
+    return controller.limits(first_request.policy, first_request.verifier.proposal, draft_kinds, batch, rows)
 
 
 def is_long(request: Request, target: Model) -> bool:

@@ -1,21 +1,21 @@
-"""Growing draft trees: the machinery every policy shares, for one text and for many.
+"""Grows draft trees level by level: the machinery that all policies share, for one text or many.
 
-Level by level: the drafter's logits of the frontiers are read from the device, a policy sees the best candidates of one
-text after the other and says by two masks which of them join its tree and which of those are expanded, and this module
-cuts to the budget and hands the next frontiers to the drafter. So the number of draft passes is the depth of the
-deepest tree, whatever its width.
+On each level the drafter's logits of the frontiers are read from the device. The policy sees the best candidates of
+each text and returns two masks: which candidates join the tree, and which of those are expanded. This module cuts to
+the budget and gives the next frontiers to the drafter. So there are as many draft passes as the deepest tree has
+levels, however wide the trees are.
 
-Any policy's tree can be drawn. Its masks then say how many children a node gets, from its distribution and from what
-was drawn before; only then are they drawn, and every drawn node stays in the tree. A budget is kept by not drawing. So
-a verifier may rely on the distribution it is told the children came from.
+The children of any policy's tree can be drawn instead. Then the masks decide only how many children a node gets, from
+its distribution and from earlier draws; the children are drawn after that. Every drawn node stays in the tree: to keep
+a budget, fewer are drawn. So a verifier may rely on the distribution it is told the children came from.
 """
 
 import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
-from typing import Any, Protocol
+from itertools import chain, repeat
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,57 +34,56 @@ from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
 
 MIN_LOGPROB = -80.0
-"""Log-probability below which a token is not drawn: its probability would be lost in float32."""
+"""Tokens of a lower log-probability are not drawn: their probability would be lost in float32."""
 HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer", "stop": "bool"}
-"""What a policy is asked for, and of which kind its answers are."""
+"""The hooks of a policy, and the kind of value that each returns."""
 
 
 class DraftRows(Protocol):
-    """The drafter's logits for the trees of a batch, as the policy is to see them."""
+    """The drafter's logits for the trees of a batch, adjusted to what the policy is to see."""
 
     def root(self) -> Tensor | Candidates:
-        """Return logits `[batch, vocab]` of the token after each root; the first draft pass of a round.
+        """Run the first draft pass of a round, and return logits `[batch, vocab]` of the token after each root.
 
-        They are `Candidates` where the drafter proposes few tokens.
+        A drafter that proposes few tokens returns `Candidates`.
         """
         ...
 
     def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
-        """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
-
-        They may be `Candidates`, too.
+        """Run a later draft pass, and return logits `[nodes, vocab]`, or `Candidates`, of the token after each node.
 
         Args:
-            frontiers: frontiers of every sequence, empty for one that drafts no further.
+            frontiers: the frontier of each tree, empty for one that grows no further. The nodes of the result are in
+                this order.
         """
         ...
 
     def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
-        """Return chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
+        """Return chains that follow the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
         return None
 
 
 class Limits(Protocol):
-    """Narrows the trees of all requests beyond what the policy does; who gives them cuts the finished trees, too.
+    """Extra limits on growth, set by the controller, which also cuts the finished trees.
 
     Attributes:
-        chances: of each tree, the log-probabilities that its first nodes are accepted, as far as they are known; None
-            where they are not.
+        chances: per tree, the log-probabilities that its first nodes are accepted, as far as they were computed, or
+            None.
     """
 
     chances: Any
 
     def expand(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
-        """Which of the nodes that the policy would expand are worth it, per tree, in order.
+        """Choose the nodes that are worth expanding: per tree, some of its frontier in ascending order.
 
         Args:
-            texts: the trees so far; the `frontier` of each is what the policy would expand.
+            texts: the trees so far; the `frontier` of each has the nodes that the policy would expand.
             depth: the depth of these nodes.
         """
         ...
 
     def children(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]] | None:
-        """How many children to draw at most for each node of the frontiers; None for as many as the policy keeps.
+        """Per tree and frontier node, the most children to draw; None for as many as the policy keeps.
 
         Args:
             texts: the trees so far.
@@ -111,29 +110,29 @@ def grow(
 ) -> list[DraftTree]:
     """Draft the trees of one round.
 
-    Where the drafter fails or memory runs out, trees can end at the level that they have. A drawn level stays: whether
-    it is dropped would depend on what was drawn, which is not lossless.
+    If the drafter fails or memory runs out, `ends` may let the trees end with the levels that they have. Drawn levels
+    stay even then: dropping them for what was drawn would not be lossless.
 
     Args:
         policy: decides which candidates join the trees and which are expanded.
-        draft: gives the logits of a level, as the policy is to see them.
+        draft: gives the logits of each level, as the policy is to see them.
         roots: the last committed token of each text.
-        max_levels: per text, the depth that no node exceeds; at least 1 for each of several texts.
+        max_levels: per text, the largest depth of a node; at least 1 if there are several texts.
         states: per text, what the policy has learned of it.
-        proposal: how children are chosen: the draft's best tokens, or in which way they are drawn.
-        randomness: per text, the randomness of this round; of use where children are drawn.
-        vocab: the vocab of the target; columns beyond it count among the probabilities and are never drafted. None for
-            no such.
-        limits: leaves out nodes that the policy would expand, or draw; a policy that re-ranks then cuts nothing itself.
-        source: which model of the drafter drafts.
-        ends: whether the trees end where the drafter has raised this, or memory ran out; else it is raised.
-        observers: per text, who sees its tree grow; None where nobody does.
+        proposal: how children are chosen: as the draft's best tokens, or by a way of drawing.
+        randomness: per text, the randomness of this round; needed only if children are drawn.
+        vocab: the target's vocabulary size. Further columns count among the probabilities but are never drafted. None
+            if there are none.
+        limits: restricts what is expanded and drawn. With it, a policy that re-ranks does not cut its trees itself.
+        source: the index of the drafter's model that drafts.
+        ends: asked when the drafter raises an error or memory runs out: True ends the trees there, False raises it.
+        observers: per text, an observer of its tree's growth or None.
 
     Returns:
-        The trees to verify, at most `policy.budget` nodes each.
+        The trees to verify, at most `policy.budget` nodes each, unless `limits` are given and the policy re-ranks.
 
     Raises:
-        ConfigError: the policy answers with something else than masks.
+        ConfigError: if a hook of the policy returns something else than it must.
     """
     trees = [
         GrowingTree(root, limit, state, proposal, source, observer)
@@ -142,33 +141,67 @@ def grow(
         )
     ]
     growth = Growth(policy, trees, proposal, randomness, vocab, limits)
-    limit = max(max_levels)
-    levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
-    drafting = True
-    is_chain = policy.is_chain and not limits and proposal is Proposal.TOP_K
-    try:
-        for depth in range(1, levels + 1):
-            drafting = True
-            rows = draft.root() if depth == 1 else draft.expand(growth.frontiers())
-            drafting = False
-            growth.add_level(rows, depth)
-            if depth == levels or not growth.narrow(depth):
-                break
-            if depth == 1 and is_chain:
-                drafting = True
-                if growth.add_chains(draft, min(levels, policy.budget - 1) - 1):
-                    break
-    except Exception as error:
-        if not ((drafting or is_out_of_memory(error)) and ends(error)):
-            raise
+    growth.add_levels(draft, ends)
     return growth.trees()
 
 
-class Growth:
-    """The trees of one round while they grow, from their roots. Arguments are those of `grow`.
+class _Children(NamedTuple):
+    """What may become children of the frontier nodes: the drafter's best candidates, or drawn tokens.
 
-    Trees are small and calls of numpy dear, so a level is arrays: a row for each node of the frontiers, those of all
-    texts behind each other. A policy sees the rows of one text.
+    Rows are the frontier nodes of all growing trees, tree by tree.
+
+    Attributes:
+        tokens: token ids `[rows, children]`.
+        path_logprobs: log-probabilities `[rows, children]` of the paths from the roots to them.
+        layers: per growing tree, its rows as the policy sees them.
+        masks: per growing tree, bool `[frontier, children]`: which of them join it.
+    """
+
+    tokens: Array
+    path_logprobs: Array
+    layers: list[Layer]
+    masks: list[Array]
+
+
+class _Level(NamedTuple):
+    """The nodes that join the trees on a level, tree by tree, as columns.
+
+    Attributes:
+        parent_rows: the row of each node's parent among the frontiers of all trees; never falling.
+        parents: each node's parent in its tree.
+        tokens: token ids.
+        path_logprobs: log-probabilities of the paths from the roots.
+        scores: what the policy ranks the nodes by.
+        expand_flags: whether the policy expands the nodes.
+    """
+
+    parent_rows: list[int]
+    parents: list[int]
+    tokens: list[int]
+    path_logprobs: list[float]
+    scores: list[float]
+    expand_flags: list[bool]
+
+    def add_to(self, tree: GrowingTree, part: slice, row: int) -> None:
+        """Add the nodes of one tree, and make those that the policy expands its frontier.
+
+        Args:
+            tree: the tree.
+            part: its nodes in the columns.
+            row: the row of the first node of its frontier so far.
+        """
+        tree.first = len(tree.tokens)
+        tree.add(self.tokens[part], self.parents[part], self.path_logprobs[part], self.scores[part])
+        tree.above = self.parent_rows[part]
+        tree.row = row
+        tree.frontier = [node for node, expands in enumerate(self.expand_flags[part], tree.first) if expands]
+
+
+class Growth:
+    """The trees of one round while they grow. Arguments are those of `grow`.
+
+    Trees are small and numpy calls expensive, so one call handles a level of all trees: arrays have a row for each
+    frontier node, tree by tree. A policy sees the rows of one tree.
     """
 
     def __init__(
@@ -190,13 +223,39 @@ class Growth:
         self._may_exceed = policy.reranks and not self._draws
         self._is_foreign = not type(policy).__module__.startswith("drafttree.policies.")
         self._hooks = {hook for hook in HOOKS if getattr(type(policy), hook, None) is not getattr(TreePolicy, hook)}
-        # Of each row: the node, its path's log-probability and its label.
+        # Per row: the frontier node, its path's log-probability and its label.
         self._nodes = np.zeros(len(trees), dtype=int)
         self._paths = np.zeros(len(trees), dtype=np.float32)
         self._labels: Array | None = None
+        # The same per node of the newest level.
+        self._level_paths = self._paths
+        self._level_labels: Array | None = None
+
+    def add_levels(self, draft: DraftRows, ends: Callable[[Exception], bool]) -> None:
+        """Grow the trees until no node is left to expand, or an error `ends` them. Arguments are those of `grow`."""
+        policy = self._policy
+        limit = max(tree.limit for tree in self._trees)
+        levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
+        drafting = True
+        is_chain = policy.is_chain and not self._limits and not self._draws
+        try:
+            for depth in range(1, levels + 1):
+                drafting = True
+                rows = draft.root() if depth == 1 else draft.expand(self.frontiers())
+                drafting = False
+                self.add_level(rows, depth)
+                if depth == levels or not self.narrow(depth):
+                    break
+                if depth == 1 and is_chain:
+                    drafting = True
+                    if self.add_chains(draft, min(levels, policy.budget - 1) - 1):
+                        break
+        except Exception as error:
+            if not ((drafting or is_out_of_memory(error)) and ends(error)):
+                raise
 
     def frontiers(self) -> list[Frontier]:
-        """The nodes to expand, as a drafter is told of them."""
+        """The frontier of each tree, in the form that drafters take."""
         return [
             Frontier(
                 [tree.tokens[node] for node in tree.frontier],
@@ -206,13 +265,30 @@ class Growth:
         ]
 
     def add_level(self, logits: Tensor | Candidates, depth: int) -> None:
-        """Add the children of the frontiers to the trees.
+        """Add children of the frontier nodes to the trees, and make those that the policy expands the frontiers.
 
         Args:
-            logits: `[rows, vocab]` of the draft; no candidates where children are drawn.
+            logits: the draft's `[rows, vocab]`, or candidates unless children are drawn.
             depth: the depth of the children.
         """
         self._growing = [tree for tree in self._trees if tree.frontier]
+        children = self._children(logits, depth)
+        level = self._level(children)
+        row = 0
+        begin = 0
+        for tree, mask in zip(self._growing, children.masks, strict=True):
+            next_row = row + len(tree.frontier)
+            end = bisect_left(level.parent_rows, next_row, begin)
+            level.add_to(tree, slice(begin, end), row)
+            if tree.observer:
+                tree.observer.joined(children.tokens[row:next_row], mask)
+                leaves = [node for node in range(tree.first, len(tree.tokens)) if node not in tree.frontier]
+                tree.observer.ended(leaves, Rule.EXPAND)
+            row = next_row
+            begin = end
+
+    def _children(self, logits: Tensor | Candidates, depth: int) -> _Children:
+        """The candidates that the policy sees and keeps or, if children are drawn, as many drawn tokens."""
         logprobs, tokens = best_candidates(logits, self._policy.candidates(depth), self._vocab)
         paths, layers = self._layers(logprobs, depth)
         masks = [self._kept(layer, tree) for layer, tree in zip(layers, self._growing, strict=True)]
@@ -221,50 +297,54 @@ class Growth:
             tokens, logprobs, counts = self._draw(layers, masks, logits)
             paths, layers = self._layers(logprobs, depth)
             masks = [layer.rank < tree_counts for layer, tree_counts in zip(layers, counts, strict=True)]
-        # What joins, of all texts at once.
-        keep_mask = _joined(masks)
+        return _Children(tokens, paths, layers, masks)
+
+    def _level(self, children: _Children) -> _Level:
+        """The children that join the trees, with the policy's scores, labels and choice of what to expand."""
+        keep_mask = _joined(children.masks)
         flat_indices = keep_mask.reshape(-1).nonzero()[0]
-        paths = paths.reshape(-1)[flat_indices]
         rows = flat_indices // keep_mask.shape[1]
-        labels = None
-        parent_rows = rows.tolist()
-        parents = self._nodes[rows].tolist()
-        ids = tokens.reshape(-1)[flat_indices].tolist()
-        values = paths.tolist()
-        scores = values
-        expand_flags = [True] * len(values)
-        if "score" in self._hooks and any(layer.scores is not layer.path_logprobs for layer in layers):
-            scores = _joined([layer.scores for layer in layers]).reshape(-1)[flat_indices].tolist()
-        if "label" in self._hooks and (answers := [self._ask("label", layer) for layer in layers])[0] is not None:
-            labels = _joined(answers).reshape(-1)[flat_indices]
-        if "expand" in self._hooks:
-            answers = [self._ask("expand", layer) for layer in layers]
-            if any(answer is not None for answer in answers):
-                answers = [
-                    mask if answer is None else answer & mask for answer, mask in zip(answers, masks, strict=True)
-                ]
-                expand_flags = _joined(answers).reshape(-1)[flat_indices].tolist()
-        self._level = paths, labels
-        row = begin = 0
-        for tree, mask in zip(self._growing, masks, strict=True):
-            width = len(tree.frontier)
-            first_node = len(tree.tokens)
-            end = bisect_left(parent_rows, row + width, begin)
-            tree_slice = slice(begin, end)
-            tree.add(ids[tree_slice], parents[tree_slice], values[tree_slice], scores[tree_slice])
-            tree.first = first_node
-            tree.above = parent_rows[tree_slice]
-            tree.row = row
-            tree.frontier = [node for node, flag in enumerate(expand_flags[tree_slice], first_node) if flag]
-            if tree.observer:
-                tree.observer.joined(tokens[row : row + width], mask)
-                leaves = [node for node, flag in enumerate(expand_flags[tree_slice], first_node) if not flag]
-                tree.observer.ended(leaves, Rule.EXPAND)
-            row += width
-            begin = end
+        self._level_paths = children.path_logprobs.reshape(-1)[flat_indices]
+        path_logprobs = self._level_paths.tolist()
+        scores = self._scores(children.layers, flat_indices)
+        self._level_labels = self._child_labels(children.layers, flat_indices)
+        expand_flags = self._expand_flags(children, flat_indices)
+        return _Level(
+            parent_rows=rows.tolist(),
+            parents=self._nodes[rows].tolist(),
+            tokens=children.tokens.reshape(-1)[flat_indices].tolist(),
+            path_logprobs=path_logprobs,
+            scores=path_logprobs if scores is None else scores,
+            expand_flags=[True] * len(path_logprobs) if expand_flags is None else expand_flags,
+        )
+
+    def _scores(self, layers: Sequence[Layer], flat_indices: Array) -> list[float] | None:
+        """The policy's scores of the children at these places, None if they are the path log-probabilities."""
+        if "score" not in self._hooks or all(layer.scores is layer.path_logprobs for layer in layers):
+            return None
+        return _joined([layer.scores for layer in layers]).reshape(-1)[flat_indices].tolist()
+
+    def _child_labels(self, layers: Sequence[Layer], flat_indices: Array) -> Array | None:
+        """The policy's labels of the children at these places, None if it gives none."""
+        if "label" not in self._hooks:
+            return None
+        labels = [self._ask("label", layer) for layer in layers]
+        return None if labels[0] is None else _joined(labels).reshape(-1)[flat_indices]
+
+    def _expand_flags(self, children: _Children, flat_indices: Array) -> list[bool] | None:
+        """Whether the policy expands the children at these places, None if it expands all."""
+        if "expand" not in self._hooks:
+            return None
+        answers = [self._ask("expand", layer) for layer in children.layers]
+        if all(answer is None for answer in answers):
+            return None
+        expand_masks = [
+            mask if answer is None else answer & mask for answer, mask in zip(answers, children.masks, strict=True)
+        ]
+        return _joined(expand_masks).reshape(-1)[flat_indices].tolist()
 
     def _layers(self, logprobs: Array, depth: int) -> tuple[Array, list[Layer]]:
-        """The log-probabilities of all paths, and what the policy sees of each text."""
+        """The log-probabilities of all paths `[rows, candidates]`, and per growing tree what the policy sees."""
         paths = self._paths[:, None] + logprobs
         possible_mask = paths > -math.inf
         for values in (logprobs, paths, possible_mask):
@@ -279,7 +359,10 @@ class Growth:
         return paths, layers
 
     def _kept(self, layer: Layer, tree: GrowingTree) -> Array:
-        """Which candidates the policy keeps, within the budget."""
+        """Bool `[frontier, candidates]`: which candidates the policy keeps.
+
+        They are cut to the budget here, unless children are drawn or the policy re-ranks.
+        """
         keep_mask = self._ask("keep", layer)
         if keep_mask is not layer.possible:
             keep_mask = keep_mask & layer.possible
@@ -296,20 +379,35 @@ class Growth:
         return self._ask("score", layer)
 
     def _ask(self, hook: str, layer: Layer) -> Any:
-        """What the policy answers; it is checked if its class is not one of ours."""
+        """The answer of a policy's hook, checked unless the policy is one of this package."""
         answer = getattr(self._policy, hook)(layer)
         return self._checked(hook, answer, layer.logprobs.shape) if self._is_foreign else answer
 
     def _draw(
         self, layers: Sequence[Layer], masks: Sequence[Array], logits: Tensor
     ) -> tuple[Array, Array, list[Array]]:
-        """As many drawn children as the policy keeps candidates and the budget has room for.
+        """Draw children of the frontier nodes.
+
+        Args:
+            layers: per growing tree, what the policy has seen.
+            masks: per growing tree, the candidates that the policy keeps; only their number counts.
+            logits: the draft's `[rows, vocab]`.
 
         Returns:
-            Token ids and log-probabilities `[nodes, children]` in draw order, and how many each node of a text has
-            `[frontier, 1]`; those beyond mean nothing.
+            Token ids and log-probabilities `[rows, children]` in draw order, and per growing tree how many children
+            each frontier node has, `[frontier, 1]`. Columns beyond that number mean nothing.
         """
         depth = layers[0].depth
+        child_counts = self._child_counts(masks, depth)
+        tokens, logprobs = self._drawn(child_counts, logits.log_softmax(-1)[..., : self._vocab], depth).cpu().numpy()
+        host_arrays = tokens.astype(np.int64), logprobs.astype(layers[0].logprobs.dtype)
+        return *host_arrays, [np.array(tree_counts)[:, None] for tree_counts in child_counts]
+
+    def _child_counts(self, masks: Sequence[Array], depth: int) -> list[list[int]]:
+        """Per growing tree and frontier node, how many children to draw.
+
+        As many as the policy keeps candidates, within the limits and the budget.
+        """
         child_counts = [mask.sum(1).tolist() for mask in masks]
         if self._limits and (max_children := self._limits.children(self._trees, depth)) is not None:
             child_counts = [
@@ -321,8 +419,20 @@ class Growth:
             for frontier_index, count in enumerate(tree_counts):
                 tree_counts[frontier_index] = max(min(count, room), 0)
                 room -= count
-        rows = logits.log_softmax(-1)[..., : self._vocab]
-        counts = torch.tensor([count for tree_counts in child_counts for count in tree_counts], device=rows.device)
+        return child_counts
+
+    def _drawn(self, child_counts: Sequence[Sequence[int]], rows: Tensor, depth: int) -> Tensor:
+        """Draw so many children, and note in the trees the distributions that they came from.
+
+        Args:
+            child_counts: per growing tree and frontier node, the number of its children.
+            rows: the draft's log-probabilities `[rows, vocab]`.
+            depth: the depth of the children.
+
+        Returns:
+            Float64 `[2, rows, children]`: token ids, which float64 holds exactly, and log-probabilities, in draw order.
+        """
+        counts = torch.tensor([*chain.from_iterable(child_counts)], device=rows.device)
         probs = rows.masked_fill(counts[:, None] == 0, 0.0).softmax(-1)
         probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
         draws = rows.new_zeros(2, len(rows), max(1, *map(max, child_counts)), dtype=torch.float64)
@@ -344,12 +454,18 @@ class Growth:
                 draws[0, tree_rows, :max_children] = tokens
                 draws[1, tree_rows, :max_children] = rows[tree_rows].gather(1, tokens)
             tree.draft_probs.update(zip(tree.frontier, node_probs, strict=True))
-        tokens, logprobs = draws.cpu().numpy()
-        host_arrays = tokens.astype(np.int64), logprobs.astype(layers[0].logprobs.dtype)
-        return *host_arrays, [np.array(tree_counts)[:, None] for tree_counts in child_counts]
+        return draws
 
     def add_chains(self, draft: DraftRows, count: int) -> bool:
-        """Add all further levels of trees that are chains, where the drafter drafts them in one call."""
+        """Add all further levels of trees that are chains, if the drafter can draft them in one call.
+
+        Args:
+            draft: the drafter's rows.
+            count: levels to draft.
+
+        Returns:
+            Whether they were added.
+        """
         if any(len(tree.frontier) != 1 for tree in self._trees):
             return False
         chains = draft.chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
@@ -363,7 +479,13 @@ class Growth:
         return True
 
     def narrow(self, depth: int) -> bool:
-        """Choose the nodes to expand next; whether there are any."""
+        """Narrow the frontiers to the nodes that are expanded next, and return whether there are any.
+
+        A frontier is emptied if its tree is full or at its last level, or if the policy stops it; limits narrow others.
+
+        Args:
+            depth: the depth of the frontiers.
+        """
         for tree in self._growing:
             ends = tree.limit <= depth or (not self._may_exceed and len(tree.tokens) >= self._policy.budget)
             if tree.frontier and (ends or self._stops(tree)):
@@ -383,32 +505,31 @@ class Growth:
             nodes += tree.frontier
             level_indices += [node + offset for node in tree.frontier]
             begin = offset + len(tree.tokens)
-        paths, labels = self._level
         self._nodes = np.array(nodes)
-        self._paths = paths[level_indices]
-        if labels is not None:
-            self._labels = labels[level_indices]
+        self._paths = self._level_paths[level_indices]
+        if self._level_labels is not None:
+            self._labels = self._level_labels[level_indices]
             self._labels.setflags(write=False)
         return bool(level_indices)
 
     def _end(self, tree: GrowingTree) -> Rule:
-        """What ends a tree that its policy has not stopped."""
+        """The rule that ends a tree which its policy has not stopped."""
         is_full = not self._may_exceed and len(tree.tokens) >= self._policy.budget
         return Rule.BUDGET if is_full else Rule.DEPTH
 
     def _stops(self, tree: GrowingTree) -> bool:
-        """Whether the policy ends a tree here."""
+        """Whether the policy stops a tree at its frontier."""
         if "stop" not in self._hooks:
             return False
-        frontier = np.array([tree.path_logprobs[node] for node in tree.frontier], dtype=self._level[0].dtype)
+        frontier = np.array([tree.path_logprobs[node] for node in tree.frontier], dtype=self._level_paths.dtype)
         answer = self._policy.stop(tree.tree(), frontier)
         return bool(self._checked("stop", answer, ()) if self._is_foreign else answer)
 
     def _checked(self, hook: str, found: Any, shape: tuple[int, ...]) -> Any:
-        """What a policy, which may be a user's own, has answered.
+        """Check the answer of a hook of a user's policy, and return it as an array of this shape.
 
         Raises:
-            ConfigError: it is no array of the kind that is wanted, or does not fit the shape.
+            ConfigError: if the answer is no array of the kind in `HOOKS`, or does not broadcast to the shape.
         """
         dtype_kind = HOOKS[hook]
         name = f"{type(self._policy).__name__}.{hook}"
@@ -429,7 +550,10 @@ class Growth:
         raise ConfigError(f"{name} returns {description}; it must return a {requirement}")
 
     def trees(self) -> list[DraftTree]:
-        """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
+        """The finished trees; those of a policy that re-ranks are cut to their best nodes.
+
+        Not if they were drawn, since every drawn node stays, nor if there are limits, whose owner cuts them.
+        """
         for tree in self._trees:
             if tree.observer:
                 tree.observer.ended(tree.frontier, self._end(tree))
@@ -442,15 +566,15 @@ def _joined(arrays: Sequence[Array]) -> Array:
 
 
 def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None = None) -> tuple[Array, Array]:
-    """The log-probabilities and token ids of the best tokens of rows of logits, on the host.
+    """Read the best tokens of each row of logits from the device.
 
     Args:
         logits: `[nodes, columns]`, or candidates.
-        width: how many are wanted of a row.
-        vocab: columns of tokens that may be drafted, None for all; the others count among the probabilities.
+        width: tokens per row; all if there are fewer.
+        vocab: the first columns, which may be drafted; None for all. The others count among the probabilities.
 
     Returns:
-        Log-probabilities and ids `[nodes, width]`, or as many columns as there are; the best first.
+        Log-probabilities and token ids `[nodes, width]`, the best first.
     """
     if isinstance(logits, Candidates):
         return logits.best(width, vocab or logits.vocab)

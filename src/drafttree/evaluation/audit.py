@@ -1,10 +1,10 @@
-"""Bets on the tokens of texts while they are written, by the rows that they were chosen from.
+"""Bets on the tokens of texts while they are written, by the distributions that they were chosen from.
 
-The place of a token among those of its row, likeliest first, is uniform if the token follows the row's distribution
-(the probability integral transform, randomised within the token's own probability), and independent of all before it.
-A bet is fixed by the text so far, by how many tokens its round has committed before, and by the children that a policy
-selected: nothing that was drawn for the round may enter it. Correct rejection sampling is uniform over all tokens, and
-not among those that were accepted, or rejected, or drafted.
+The place of a token in its distribution, likeliest tokens first, is uniform if the token follows the distribution (the
+probability integral transform, randomised within the token's own probability), and independent of all earlier tokens.
+A bet may depend on the text so far, on how many tokens its round has committed before, and on the children that a
+policy selected, but not on anything drawn for the round: with correct rejection sampling, places are uniform over all
+tokens, and not over the accepted, the rejected or the drafted ones alone.
 """
 
 from typing import NamedTuple
@@ -23,18 +23,24 @@ from drafttree.evaluation.evidence import ACCEPTANCE, BEFORE, BESIDE, BIAS, FIRS
 from drafttree.verifiers.base import SamplingVerifier, Verifier
 
 TRIED = 8
-"""One in so many rounds is verified again, to measure what a bias would do."""
+"""One in this many bets on the first token of a round is tried again, to measure what a bias would do."""
 
 
 class TextPlaces(NamedTuple):
-    """Of one text, the outcomes `1 - 2 * place` of its tokens, and those of the text that began before it."""
+    """The places of a text's tokens.
+
+    Attributes:
+        begin: the position of the first token after the prompt.
+        outcomes: per token, `1 - 2 * place`, in [-1, 1].
+        beside: the places of the text that began before this one; None if there was none.
+    """
 
     begin: int
     outcomes: list[float]
     beside: "TextPlaces | None"
 
     def at(self, position: int) -> float | None:
-        """The outcome at a position of the text, None if there is none."""
+        """The outcome at a position of the text; None if there is none."""
         index = position - self.begin
         return self.outcomes[index] if 0 <= index < len(self.outcomes) else None
 
@@ -42,14 +48,14 @@ class TextPlaces(NamedTuple):
 class Audit:
     """Sees the rounds of texts (`RoundObserver`) and gathers evidence that their tokens do not follow the target's law.
 
-    Texts at temperature 0 draw nothing and are no evidence. A text must use other random numbers than every text before
-    it, so each seed counts once: which texts it is given is for the caller to decide.
+    Texts at temperature 0 draw nothing and are no evidence. The caller must give it only texts with different random
+    numbers, so each seed at most once.
 
     Args:
-        seed: of the numbers that randomise places; None for the system's. They are not those of texts.
+        seed: the seed of the numbers that randomise places, which texts do not use; None for one of the system.
 
     Attributes:
-        evidence: what was found so far.
+        evidence: the evidence so far.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -59,7 +65,7 @@ class Audit:
         self._latest: TextPlaces | None = None
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
-        """See `RoundObserver`: the tree that is verified is seen with its verdict."""
+        """Do nothing; `settled` sees the tree that was verified."""
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         """Settle the bets on a round's tokens; see `RoundObserver`."""
@@ -68,29 +74,33 @@ class Audit:
             return
         nodes = verdict.path[: turn.committed]
         tokens = request.tokens[-turn.committed :]
-        # As the verifier's own rows, in its precision: another one can move the edge of a truncation.
+        # Like the verifier's own rows, and in its precision: another precision can move the edge of a truncation.
         rows = verifier.sampling.process(logits[nodes]).double().softmax(-1)
-        first_position = len(request.tokens) - turn.committed
         text_places = self._places_of(request)
         shows_numbers = _shows_numbers(verifier)
         for depth, (node, token, row) in enumerate(zip(nodes, tokens, rows, strict=True)):
             if not shows_numbers and (favoured_tokens := _favoured(tree, node, row)) is not None:
-                chance = min(float(row[favoured_tokens].sum()), 1.0)
-                self.evidence.bet(ACCEPTANCE, float(favoured_tokens[token]) - chance)
-                self.evidence.count_acceptance(chance)
+                self._bet_on_acceptance(row, token, favoured_tokens)
                 if depth == 0 and self.evidence.first_tokens % TRIED == 1:
                     self._try_bias(verifier, tree, logits, favoured_tokens)
             outcome = 1 - 2 * self._place(row, token)
             self.evidence.count_token(possible=bool(row[token] > 0))
             self.evidence.bet(LATER_PLACE if depth and not shows_numbers else FIRST_PLACE, outcome)
-            neighbour_outcome = text_places.beside.at(first_position + depth) if text_places.beside else None
-            for name, reference_outcome in (
-                (BEFORE, text_places.at(first_position + depth - 1)),
-                (BESIDE, neighbour_outcome),
-            ):
-                if reference_outcome is not None:
-                    self.evidence.bet(name, outcome * reference_outcome)
+            self._bet_on_likeness(text_places, len(request.tokens) - turn.committed + depth, outcome)
             text_places.outcomes.append(outcome)
+
+    def _bet_on_acceptance(self, row: Tensor, token: int, favoured: Tensor) -> None:
+        """Bet that the token is one of those that acceptance favours, against their probability in its row."""
+        chance = min(float(row[favoured].sum()), 1.0)
+        self.evidence.bet(ACCEPTANCE, float(favoured[token]) - chance)
+        self.evidence.count_acceptance(chance)
+
+    def _bet_on_likeness(self, text_places: TextPlaces, position: int, outcome: float) -> None:
+        """Bet that the outcome at a position is like that of the token before, and like that of the text beside."""
+        neighbour_outcome = text_places.beside.at(position) if text_places.beside else None
+        for name, reference_outcome in ((BEFORE, text_places.at(position - 1)), (BESIDE, neighbour_outcome)):
+            if reference_outcome is not None:
+                self.evidence.bet(name, outcome * reference_outcome)
 
     def _places_of(self, request: Request) -> TextPlaces:
         if request not in self._places:
@@ -99,29 +109,31 @@ class Audit:
         return self._places[request]
 
     def _place(self, row: Tensor, token: int) -> float:
-        """A number in [0, 1], uniform if the token was drawn from the row; equally likely tokens share their part."""
+        """The place of a token in its row, in [0, 1]; equally likely tokens share the part of all of them."""
         chance = row[token]
         likelier_mass = row.masked_fill(row <= chance, 0.0).sum()
         equal_mass = row.masked_fill(row != chance, 0.0).sum()
         return min(float(likelier_mass + self._numbers.random() * equal_mass), 1.0)
 
     def _try_bias(self, verifier: Verifier, tree: DraftTree, logits: Tensor, favoured: Tensor) -> None:
-        """Verify the round twice again by new numbers, once with a bias, and note how the bet would have ended."""
+        """Verify the round again, without and with a bias, and note by how much the outcome of the bet grew."""
         seed = int(self._numbers.integers(2**62))
         hits = list[bool]()
         for bias in (0.0, BIAS):
             numbers = BiasedNumbers(SeededRandomness(seed, logits.shape[-1], logits.device), bias)
-            verifier_copy = type(verifier)(verifier.sampling)  # one that keeps a state must not see this
+            verifier_copy = type(verifier)(
+                verifier.sampling
+            )  # the verifier may keep a state, which this must not change
             path, bonus = verifier_copy.verify(tree, logits.clone(), numbers)
             hits.append(bool(favoured[tree.tokens[path[1]] if len(path) > 1 else bonus]))
         self.evidence.count_shift(hits[1] - hits[0])
 
 
 def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
-    """Which tokens of the vocabulary acceptance favours behind a node; None where the text so far does not say it.
+    """Bool `[vocab]`: which tokens acceptance favours after a node; None if that is not known before drawing.
 
-    Those are selected children. Of drawn ones nothing may be known, but of the root the distribution that they were
-    drawn from: tokens that it prefers to the target.
+    These are the children, if they were selected. A bet must not know drawn children, but it may know the distribution
+    that the root's were drawn from; then these are the tokens to which it gives more than the target's row.
     """
     if tree.proposal is Proposal.TOP_K:
         children = [tree.tokens[child] for child in tree.children[node]]
@@ -135,5 +147,5 @@ def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
 
 
 def _shows_numbers(verifier: Verifier) -> bool:
-    """Whether the drafter is shown the verifier's random numbers, so that trees say something about tokens to come."""
+    """Whether the drafter is shown the verifier's random numbers; then the tree depends on the tokens to come."""
     return type(verifier).guide not in (Verifier.guide, SamplingVerifier.guide)

@@ -1,4 +1,4 @@
-"""Random numbers by which a verifier accepts too often, to measure what a certificate sees of it."""
+"""Random numbers that make a verifier accept too often, to measure what a certificate sees of that."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from drafttree.core.tree import Proposal
 
 
 class BiasedNumbers(Randomness):
-    """Numbers by which a probability to accept is larger than was asked for, up to 1; all else is as it was.
+    """Random numbers that raise every probability to accept, up to 1; all draws are unchanged.
 
     Args:
-        numbers: the numbers.
-        bias: by which share of a probability it is larger.
+        numbers: the unbiased numbers.
+        bias: the relative growth of the probabilities.
     """
 
     def __init__(self, numbers: Randomness, bias: float) -> None:

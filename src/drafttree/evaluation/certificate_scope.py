@@ -1,4 +1,4 @@
-"""What `drafttree certify --exact` enumerates of the parts that serve, what it samples, and what it leaves out."""
+"""Which parts of the package `drafttree certify --exact` enumerates, which it samples, and which it leaves out."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ class Scope(NamedTuple):
 
     Attributes:
         way: "enumerated", "sampled" or "left out".
-        what: what these parts do.
-        how: how that is checked, here or elsewhere.
-        modules: their files, without the ending.
+        what: what the parts do.
+        how: how they are checked, here or elsewhere.
+        modules: their files, without the suffix.
     """
 
     way: str
@@ -127,9 +127,9 @@ SCOPES = (
         ("engine/control_tokens", "engine/prompt_length"),
     ),
 )
-"""All of `engine/`, `constraints/` and `verifiers/`, each in one place. Drafters draw nothing: `tree_growth` draws."""
+"""All files of `engine/`, `constraints/` and `verifiers/`, each once. Drafters draw nothing: `tree_growth` does."""
 
 
 def left_out() -> str:
-    """What is left out, in one sentence."""
+    """What is left out, in one line."""
     return "; ".join(scope.what for scope in SCOPES if scope.way == LEFT_OUT)

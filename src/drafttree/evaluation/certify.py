@@ -1,15 +1,16 @@
-"""Certificates that every policy writes what the target writes, in two results.
+"""Certificates that every policy writes what the target writes, with two results.
 
-The law: every text is the reference's, or differs by a tie, where logits are so close that rounding decides. At
-temperature 0 the reference is transformers' own `generate`. Above it the text is a function of prompt and seed, and the
-reference is plain decoding, without speculation, by the same engine.
+The law is kept if every text is the reference's or differs by a tie, where logits are so close that rounding decides.
+At temperature 0 the reference is transformers' own `generate`. Above 0 the text is a function of prompt and seed, and
+the reference is plain decoding, without speculation, by the same engine.
 
-The text: it is that of plain decoding token for token, as must be in float32 and with `exact_text`.
+The text is kept if it is that of plain decoding token for token. In float32 and with `exact_text` it must be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import keeps_text, precision_of
@@ -17,11 +18,12 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.evaluation.pair_sweep import COUPLED
 from drafttree.loading import PolicyLike, parse_policies
-from drafttree.measure.driver import Way, race
+from drafttree.measure.driver import Cell, Way, race
 from drafttree.measure.method import PLAIN
 from drafttree.measure.prompt_encoding import fit
 from drafttree.measure.reference import Difference, find_difference, transformers_generate
 from drafttree.measure.run_store import RunStore
+from drafttree.verifiers import Verifier
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class PolicyCertificate:
 
     Attributes:
         policy: its canonical specification, or "plain" for decoding without speculation.
-        prompts: the number of texts that were compared.
-        same_text: the number of texts that are plain decoding's token for token.
-        differences: of the texts that are not the reference's, by the number of the prompt, where they first differ.
+        prompts: texts that were compared.
+        same_text: texts that are plain decoding's token for token.
+        differences: by number of the prompt, the first difference of each text that is not the reference's.
     """
 
     policy: str
@@ -42,23 +44,23 @@ class PolicyCertificate:
 
     @property
     def identical(self) -> int:
-        """Texts that are identical token for token."""
+        """Texts that are the reference's token for token."""
         return self.prompts - len(self.differences)
 
     @property
     def widest_tie(self) -> Difference | None:
-        """The tie with the largest gap in units of rounding; None without ties."""
+        """The tie with the largest gap in units of rounding; None if there is none."""
         ties = (difference for difference in self.differences.values() if difference.is_tie)
         return max(ties, key=lambda tie: tie.units, default=None)
 
     @property
     def ties(self) -> int:
-        """Texts that differ by a tie."""
+        """Texts that differ from the reference's by a tie."""
         return sum(difference.is_tie for difference in self.differences.values())
 
     @property
     def passed(self) -> bool:
-        """True if every text is identical, or differs by a tie."""
+        """True if every text is the reference's or differs by a tie."""
         return self.ties == len(self.differences)
 
 
@@ -71,9 +73,9 @@ class Certificate:
         dtype: the dtype of the target.
         exact_text: whether texts must be plain decoding's, ties included.
         policies: one certificate for each policy, in the order asked for.
-        truncated: the number of prompts cut to their last tokens to fit the context.
-        tokens: the number of tokens that the reference generated.
-        interrupted: whether Ctrl-C or the time left prompts out.
+        truncated: prompts that were cut to their last tokens to fit the context.
+        tokens: tokens that the reference generated.
+        interrupted: whether prompts are missing because of Ctrl-C or the time limit.
     """
 
     reference: str
@@ -96,11 +98,11 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """True if the law is kept on every prompt, and the text where it was promised."""
+        """True if the law is kept on every prompt, and the text too if it must be."""
         return not self.interrupted and self.keeps_law and (self.keeps_text or not self.exact_text)
 
     def summary(self) -> dict[str, object]:
-        """Everything found, for JSON."""
+        """All results, for JSON."""
         entries = [
             {**asdict(policy), "identical": policy.identical, "ties": policy.ties, "widest_tie": _units(policy)}
             for policy in self.policies
@@ -127,63 +129,114 @@ def certify(
 
     Args:
         decoder: the decoder whose target, drafter and verifier to use.
-        prompts: texts or token ids; longer ones than fit are cut to their last tokens.
-        policies: policies as `parse_policies` takes them; results are keyed by their specifications.
-        max_new_tokens: tokens per prompt at most.
-        progress: called after every text with what was run.
+        prompts: texts or token ids; prompts that do not fit are cut to their last tokens.
+        policies: policies as `parse_policies` takes them.
+        max_new_tokens: the most tokens of a text.
+        progress: called after every text with the policy or the reference that wrote it.
         store: keeps finished runs; by default none.
-        **options: as for `Decoder.new_request`, on both sides: temperature, seed, repetition_penalty, grammar ...;
-            without a seed it is 0, since a text without one cannot be repeated.
+        **options: options of all texts, as for `Decoder.new_request`: temperature (0 unless given), seed (0 unless
+            given, since a text without a seed cannot be repeated), repetition_penalty, grammar ...
 
     Raises:
-        ConfigError: there is no prompt, a policy does not exist, the target is no transformers model, or the verifier's
-            texts depend on the tree.
-        ContextError: `max_new_tokens` leaves no room for a prompt.
+        ConfigError: If there is no prompt, a policy does not exist, the target is not a transformers model, or the
+            verifier's texts depend on the tree.
+        ContextError: If `max_new_tokens` leaves no room for a prompt.
     """
     if options.get("temperature") is None and not options.get("do_sample"):
         options["temperature"] = 0.0
-    sampling = RequestOptions.merge(decoder.defaults, options).sampling
-    if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
-        name = decoder.verifier.__name__
-        raise ConfigError(
-            f"texts of {name} depend on the tree, so no other text is to be the same; look for evidence against them "
-            "with certify --live, prove the verifier with certify --exact, or use 'coupled'"
-        )
+    greedy = RequestOptions.merge(decoder.defaults, options).sampling.greedy
+    if not greedy:
+        _check_text_is_fixed(decoder.verifier)
     options |= {"max_new_tokens": max_new_tokens, "seed": options.get("seed") or 0}
-    runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
-    runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
-
-    def write(runner: Decoder, prompt: list[int]) -> list[int]:
-        return runner.generate(prompt, **options).tokens
-
-    def by_transformers(prompt: list[int]) -> list[int]:
-        return transformers_generate(decoder, prompt, **options).tokens
-
-    reference = "transformers generate" if sampling.greedy else "plain decoding"
-    ways: dict[str, Way] = {reference: by_transformers if sampling.greedy else partial(write, decoder.plain())}
-    ways |= {name: partial(write, runner) for name, runner in runners.items()}
+    policy_ways = _policy_ways(decoder, policies, options, with_plain=greedy)
+    reference = "transformers generate" if greedy else "plain decoding"
+    ways = {reference: _reference_way(decoder, options, greedy=greedy), **policy_ways}
     fitted_prompts = [fit(decoder, prompt, max_new_tokens) for prompt in prompts]
     store = store or RunStore()
     cells = race(ways, [("", ids) for ids, _ in fitted_prompts], list[int], store=store, progress=progress)
-    texts = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
-    expected = texts[reference]
-
-    def judge(name: str) -> PolicyCertificate:
-        text_pairs = [*zip(expected, texts[name], strict=True)]
-        all_differences = {
-            index: find_difference(decoder, fitted_prompts[index][0], *text_pair, **options)
-            for index, text_pair in enumerate(text_pairs)
-        }
-        differences = {index: difference for index, difference in all_differences.items() if difference}
-        same_count = sum(text == plain for text, plain in zip(texts[name], texts.get(PLAIN, expected), strict=True))
-        return PolicyCertificate(name, len(text_pairs), same_count, differences)
-
+    comparison = _Comparison(decoder, fitted_prompts, cells, reference, options)
     return Certificate(
         reference,
         precision_of(decoder.target),
         keeps_text(decoder.target),
-        [judge(name) for name in runners],
-        truncated=sum(cut for _, cut in fitted_prompts[: len(expected)]),
-        tokens=sum(map(len, expected)),
+        [comparison.judge(name) for name in policy_ways],
+        truncated=comparison.truncated,
+        tokens=sum(map(len, comparison.expected)),
         interrupted=store.interrupted,
     )
+
+
+class _Comparison:
+    """Compares the texts of ways with the reference's and with those of plain decoding.
+
+    Args:
+        decoder: the decoder whose target judges differences.
+        fitted_prompts: per prompt, its token ids and whether it was cut.
+        cells: the texts of all ways; prompts may be missing at the end.
+        reference: the way that is the reference.
+        options: the options of all texts.
+
+    Attributes:
+        expected: the reference's texts.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        fitted_prompts: Sequence[tuple[list[int], bool]],
+        cells: Sequence[Cell],
+        reference: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._decoder = decoder
+        self._fitted_prompts = fitted_prompts
+        self._options = options
+        self._texts: dict[str, list[list[int]]] = {}
+        for cell in cells:
+            self._texts.setdefault(cell.way, []).append(cell.result)
+        self.expected = self._texts[reference]
+
+    @property
+    def truncated(self) -> int:
+        """Prompts that were cut, of those that have texts."""
+        return sum(is_cut for _, is_cut in self._fitted_prompts[: len(self.expected)])
+
+    def judge(self, way: str) -> PolicyCertificate:
+        """Compare the texts of a way."""
+        texts = self._texts[way]
+        differences = {}
+        for index, text_pair in enumerate(zip(self.expected, texts, strict=True)):
+            prompt = self._fitted_prompts[index][0]
+            if difference := find_difference(self._decoder, prompt, *text_pair, **self._options):
+                differences[index] = difference
+        plain_texts = self._texts.get(PLAIN, self.expected)
+        same_count = sum(text == plain for text, plain in zip(texts, plain_texts, strict=True))
+        return PolicyCertificate(way, len(texts), same_count, differences)
+
+
+def _check_text_is_fixed(verifier: type[Verifier] | None) -> None:
+    """Refuse a verifier whose texts above temperature 0 depend on more than prompt and seed."""
+    if verifier is not None and not issubclass(verifier, COUPLED):
+        raise ConfigError(
+            f"texts of {verifier.__name__} depend on the tree, so no other text is to be the same; look for evidence "
+            "against them with certify --live, prove the verifier with certify --exact, or use 'coupled'"
+        )
+
+
+def _policy_ways(
+    decoder: Decoder, policies: Sequence[PolicyLike], options: dict[str, Any], *, with_plain: bool
+) -> dict[str, Way]:
+    """The ways that are certified: all policies, and plain decoding if asked for."""
+    decoders = {PLAIN: decoder.plain()} if with_plain else {}
+    decoders |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
+    return {name: partial(_tokens, policy_decoder, options) for name, policy_decoder in decoders.items()}
+
+
+def _reference_way(decoder: Decoder, options: dict[str, Any], *, greedy: bool) -> Way:
+    if greedy:
+        return lambda prompt: transformers_generate(decoder, prompt, **options).tokens
+    return partial(_tokens, decoder.plain(), options)
+
+
+def _tokens(decoder: Decoder, options: dict[str, Any], prompt: list[int]) -> list[int]:
+    return decoder.generate(prompt, **options).tokens

@@ -1,4 +1,4 @@
-"""One prompt three ways: speculatively, plainly by the same engine, and by transformers' own `generate`."""
+"""Compares three ways to write a text: speculatively, plainly by the same engine, and by transformers' `generate`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,14 +28,13 @@ class Comparison:
     Attributes:
         speculative: the text of the decoder with its drafter.
         plain: the text of the same engine without speculation.
-        transformers: the text by transformers; None where it was not written.
-        from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
-        from_transformers: where it departs from transformers' greedy text; None if nowhere or not
-            greedy.
-        greedy: whether transformers' text can be compared at all.
-        seeded: whether the text is a function of prompt and seed, so that the plain one can be compared.
-        runs_on: the backend of the target's passes, and why faster ones do not run them; None for a target that is no
-            `TargetModel`.
+        transformers: the text by transformers; None if it was not written.
+        from_plain: the first difference from the plain text; None if there is none or `seeded` is False.
+        from_transformers: the first difference from transformers' text; None if there is none or `greedy` is False.
+        greedy: whether decoding is greedy, so that transformers' text can be compared.
+        seeded: whether the text is a function of prompt and seed, so that the plain text can be compared.
+        runs_on: the backend of the target's passes, and why faster ones do not run them; None for a target that is not
+            a `TargetModel`.
     """
 
     speculative: Generation
@@ -49,7 +48,7 @@ class Comparison:
 
     @property
     def speedup(self) -> Speedup:
-        """How much faster it was than plain decoding, and why."""
+        """The speculative text compared with the plain one."""
         return Speedup(self.speculative.metrics, self.plain.metrics)
 
     @property
@@ -60,7 +59,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In one sentence, how much faster and why, or why that cannot be told."""
+        """One sentence: how much faster the text was and why, or why the times tell no ratio."""
         if self.speedup.doubt:
             return self.speedup.doubt
         law = self.speedup.law
@@ -74,7 +73,7 @@ class Comparison:
         )
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON; no ratio where the times tell none."""
+        """All figures, for JSON; ratios are left out if the times tell none."""
         return {
             "tokens_per_second": self.speeds,
             "seeded": self.seeded,
@@ -96,7 +95,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         **options: options of `Decoder.new_request`; all ways get the same seed.
 
     Raises:
-        ConfigError: the decoder has no drafter.
+        ConfigError: If the decoder has no drafter.
     """
     if decoder.drafter is None:
         raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")
@@ -127,7 +126,7 @@ def judge_texts(
     plain: Generation,
     transformers: ReferenceRun | None = None,
 ) -> Comparison:
-    """Compare texts of a prompt that were all written with these options."""
+    """Compare texts of one prompt that were all written with these options."""
     request = decoder.new_request(prompt, **options)
     ids = request.tokens
     greedy = request.verifier.sampling.greedy
@@ -149,7 +148,7 @@ def judge_texts(
 
 
 def _has_reference(decoder: Decoder) -> bool:
-    """Whether transformers computes what the target does."""
+    """Whether transformers can compute the same as the target."""
     return isinstance(decoder.target, TargetModel) and not decoder.target.lossy_window
 
 

@@ -1,7 +1,7 @@
-"""Texts of verifiers whose draws are a function of seed and position, beside those of plain decoding.
+"""Compares texts of verifiers whose draws are a function of seed and position with those of plain decoding.
 
-Their noise is a continuum that cannot be enumerated, and need not be. If a text is plain decoding's whatever the noise
-is, it has the law of plain decoding, where each token is the argmax of logits and Gumbel noise and so follows the
+Their noise is continuous, so it cannot be enumerated, and need not be. If a text equals plain decoding's for every
+noise, it has the law of plain decoding, where each token is the argmax of logits plus Gumbel noise and so follows the
 target.
 """
 
@@ -18,7 +18,7 @@ from drafttree.verifiers.base import Verifier
 
 @dataclass(frozen=True)
 class CoupledText:
-    """A text and what it should be.
+    """A text, and the one that it should equal.
 
     Attributes:
         tokens: tokens of the text.
@@ -41,9 +41,9 @@ def coupled_texts(
     texts: Texts,
     **sampling: float,
 ) -> list[CoupledText]:
-    """Texts of a verifier whose draws are a function of seed and position, each beside the plain one of its seed.
+    """Texts of a verifier whose draws are a function of seed and position, each with the plain text of its seed.
 
-    Args and raises as for `text_law.text_law`.
+    Arguments and errors as for `text_law.text_law`.
     """
     options = toy_options(target, draft, policy, verifier, sampling)
     toy = texts.decoder(target, draft, policy, verifier)
@@ -71,7 +71,7 @@ def coupled_text(
     position: int = 0,
     **sampling: float,
 ) -> CoupledText:
-    """A text, and the one decoded token after token with the same noise.
+    """A text of a drawn prompt, with the one decoded token after token with the same noise.
 
     Args:
         target: the toy target.
@@ -79,13 +79,13 @@ def coupled_text(
         policy: how the tree grows.
         verifier: what is accepted.
         seed: the seed of the noise.
-        levels: the tree is no deeper.
+        levels: the most levels of a tree.
         length: tokens of the text.
         position: the position of the first root; the prompt is drawn.
         **sampling: as for `text_law.text_law`.
 
     Raises:
-        ConfigError: as for `text_law.text_law`.
+        ConfigError: As for `text_law.text_law`.
     """
     texts = Texts([drawn_prompt(target, position)], [seed], length, levels=levels)
     return coupled_texts(target, draft, policy, verifier, texts, **sampling)[0]

@@ -1,4 +1,4 @@
-"""Files of cost curves: what another machine measured, to be weighed on this one."""
+"""Reads files of cost curves, which may come from another machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
         drafters: the drafters whose curves are wanted.
 
     Raises:
-        InputError: it cannot be read, is not JSON, lacks a drafter, or a curve in it is not one or has gaps.
+        InputError: If the file cannot be read, is not JSON, lacks a drafter, or holds a curve that is invalid.
     """
     curves = read_json_file(path)
     if isinstance(curves, dict) and "target" in (curves.get("costs") or ()):

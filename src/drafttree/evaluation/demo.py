@@ -1,4 +1,4 @@
-"""The shipped models at the cost of a larger one: what `drafttree demo` shows."""
+"""The work of `drafttree demo`: the shipped models at the cost of a larger target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from drafttree.measure.shapes import SHAPES
 PLAIN, DRAFTED = "plain decoding", "drafttree"
 """The two ways of the demo."""
 FLOAT32_TOKENS = 32
-"""Tokens by which plain decoding in float32 is timed beside a quantised target."""
+"""Tokens that plain decoding in float32 writes to be timed, if the target is quantised."""
 SIZES = {"cpu": ("100m",), "cuda": ("llama-8b", "pythia-2.8b", "300m")}
-"""The sizes by kind of device; the first that there is room for is taken."""
+"""Sizes by kind of device; the first that fits into memory is taken."""
 COPIES, LARGEST_ITEM = 3, 4
-"""Copies of the weights that exist at most while a target is made and packed, and bytes of one weight at most."""
+"""The most copies of the weights that exist while a target is made and packed, and the most bytes of a weight."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class DemoTarget:
     """The decoder of the demo.
 
     Attributes:
-        decoder: the embedded models, the target inflated.
-        shape: name of the shape that its passes cost as much as.
-        is_quantised: whether its weights are.
+        decoder: the embedded models, with the target inflated.
+        shape: the name of the target's shape, which sets the cost of its passes.
+        is_quantised: whether the target's weights are quantised.
     """
 
     decoder: Decoder
@@ -42,7 +42,7 @@ class DemoTarget:
 
     @property
     def sentence(self) -> str:
-        """What it is, and whether its texts can differ."""
+        """What the target is, and whether texts of it can differ."""
         dtype = precision_of(self.decoder.target)
         count = torch.get_num_threads()
         threads = "1 thread" if count == 1 else f"{count} threads"
@@ -56,12 +56,12 @@ class DemoTarget:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo has shown.
+    """The result of the demo.
 
     Attributes:
-        target: the target it was shown with.
-        compared: the two texts.
-        float32: tokens per second of plain decoding in float32, None where the target is not quantised.
+        target: the decoder that wrote the texts.
+        compared: the comparison of the two texts.
+        float32: tokens per second of plain decoding in float32; None if the target is not quantised.
     """
 
     target: DemoTarget
@@ -102,7 +102,7 @@ class DemoResult:
         return [*lines, speedup.limit.sentence]
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON; no ratio where the times tell none."""
+        """All figures, for JSON; the speed-up is None if the times tell none."""
         speedup = self.compared.speedup
         return {
             "size": self.target.shape,
@@ -121,7 +121,7 @@ class DemoResult:
 
 
 def judge(target: DemoTarget, texts: Mapping[str, Generation], prompt: str, options: Mapping[str, Any]) -> DemoResult:
-    """The result of two texts of a prompt; beside a quantised target, plain decoding in float32 is timed."""
+    """Compare two texts of a prompt; if the target is quantised, also time plain decoding in float32."""
     comparison = judge_texts(target.decoder, prompt, options, texts[DRAFTED], texts[PLAIN])
     float32 = None
     if target.is_quantised:
@@ -133,17 +133,17 @@ def judge(target: DemoTarget, texts: Mapping[str, Generation], prompt: str, opti
 
 
 def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape: str | None = None) -> DemoTarget:
-    """The embedded models with a target of the largest size of the demo that this machine has the memory for.
+    """Load the embedded models, with the target inflated to the largest size of the demo that fits into memory.
 
     Args:
         drafter: as for `drafttree.load`.
         dtype: as for `drafttree.load`.
         device: as for `drafttree.load`.
         quantize: as for `drafttree.load`.
-        shape: name of a shape to take instead.
+        shape: the name of a shape to take instead.
 
     Raises:
-        ConfigError: there is no room for the smallest of them, or as `drafttree.load` does.
+        ConfigError: If there is no room for the smallest size, or as for `drafttree.load`.
     """
     device_type = "cuda" if find_device(device).type == "cuda" else "cpu"
     sizes = (shape,) if shape else SIZES[device_type]

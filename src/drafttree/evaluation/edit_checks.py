@@ -1,6 +1,6 @@
-"""Whether a text follows the weights that a model has now: what backends have packed must not outlive an edit.
+"""Checks that texts follow a model's current weights: weights that a backend has packed must not outlive an edit.
 
-No law of toy models shows that: their tables are read anew for every row.
+The laws of toy models do not show that, since their tables are read anew for every row.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ VOCABULARY = 96
 
 @dataclass(frozen=True)
 class EditsFinding:
-    """What was found of texts behind edits.
+    """The result of texts after edits.
 
     Attributes:
-        backend: what ran the passes.
-        texts: the number of texts, each behind another edit.
-        stale: the edits behind which a text was not the one of transformers' `generate` on the same module.
+        backend: the backend that ran the passes.
+        texts: the number of texts, each after another edit.
+        stale: the edits after which a text differed from that of transformers' `generate` on the same module.
     """
 
     backend: str
@@ -43,7 +43,7 @@ class EditsFinding:
 
 
 def check_edits() -> EditsFinding:
-    """Edit the weights of a small model between texts, in the ways that training, merging and loading do."""
+    """Check texts of a small model after edits of its weights, as training, merging and loading make them."""
     module = _random_model()
     decoder = Decoder(TargetModel(module, choose_backend), SuffixDrafter(VOCABULARY), Talon(width=2, budget=8))
     stale: list[str] = []
@@ -100,4 +100,4 @@ EDITS: dict[str, Callable[[Any], None]] = {
     "another parameter": _replace,
     "load_state_dict": _load,
 }
-"""What is changed before each text."""
+"""The edits by name, one before each text."""

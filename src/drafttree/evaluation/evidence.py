@@ -1,8 +1,8 @@
 """Evidence against a claimed law of tokens, by bets that are fixed before a token is drawn.
 
-A gambler stakes a part of his wealth on what the next token will be, at odds that are fair if the token follows the
-target's distribution. Then his wealth is a martingale, and it exceeds 10^6 with a probability of 10^-6 at most, however
-often and whenever one looks (Ville's inequality; Shafer 2021, "Testing by betting"). Such wealth is an e-value.
+A gambler stakes a share of his wealth on the next token, at odds that are fair if the token follows the target's
+distribution. If it does, his wealth is a martingale, and it ever exceeds 10^6 with a probability of at most 10^-6,
+however often and whenever one looks (Ville's inequality; Shafer 2021, "Testing by betting"). Such wealth is an e-value.
 """
 
 import math
@@ -24,17 +24,17 @@ BETS: dict[str, str] = {
     BESIDE: "a token is as likely or unlikely as that of another text at its position",
     IMPOSSIBLE: "tokens have no probability, such as those that top_k leaves out",
 }
-"""What is bet on."""
+"""The bets by name, each with what it says if it is won."""
 STAKES = np.array([sign * 2.0**-power for power in range(1, 6) for sign in (1, -1)])
-"""Shares of the wealth that are staked; a negative one bets on the opposite."""
+"""The shares of the wealth that are staked; a negative share bets on the opposite."""
 IMPOSSIBLE_STAKES = np.geomspace(1e-5, 0.1, len(STAKES))
 """The shares that are staked on impossible tokens."""
 EDGE = 1e-4
-"""The share of tokens up to which rounding may put them beyond the edge of a truncation."""
+"""The share of tokens that rounding may put beyond the edge of a truncation."""
 REFUTED = 1e6
-"""The e-value from which a law is refuted."""
+"""The e-value above which a law is refuted."""
 BIAS = 0.3
-"""The relative growth of acceptance whose effect is measured."""
+"""The relative growth of acceptance probabilities whose effect on the bets is measured."""
 SURE = 2.326
 """The 99 % quantile of the normal distribution."""
 
@@ -45,17 +45,17 @@ def _no_wealth() -> dict[str, list[float]]:
 
 @dataclass
 class Evidence:
-    """What the bets on some tokens have brought. Evidence of other tokens can be added to it.
+    """The results of the bets on some tokens; results for other tokens can be added.
 
     Attributes:
-        log_wealth: per bet and stake, the natural logarithm of the wealth that began as 1.
+        log_wealth: per bet and stake, the natural logarithm of the wealth, which began as 1.
         tokens: tokens that were bet on.
         impossible: tokens among them that have no probability.
         first_tokens: tokens whose acceptance was bet on.
-        variance: the sum of the variances of these bets, if the law holds.
-        tried: rounds that were verified again, with and without `BIAS`, by numbers of their own.
-        shift: by how much the outcomes of the bet on acceptance grew there, in all.
-        shift_squares: the sum of the squares of what each of them grew by.
+        variance: the sum of the variances of the bets on acceptance, if the law holds.
+        tried: rounds that were verified again by other random numbers, with and without `BIAS`.
+        shift: the sum, over these rounds, of the growth of the bet's outcome by `BIAS`.
+        shift_squares: the sum of the squares of the same.
     """
 
     log_wealth: dict[str, list[float]] = field(default_factory=_no_wealth)
@@ -71,30 +71,30 @@ class Evidence:
         """Settle a bet.
 
         Args:
-            name: one of `BETS`, but the one on impossible tokens.
-            outcome: in [-1, 1], of mean 0 if the token follows its law, given everything that decided on the bet.
+            name: one of `BETS`, except `IMPOSSIBLE`.
+            outcome: in [-1, 1], with mean 0 if the token follows its law, given everything that decided on the bet.
         """
         self._settle(name, STAKES * outcome)
 
     def count_token(self, *, possible: bool) -> None:
-        """Count a token, and settle the bet that more of them than `EDGE` have no probability."""
+        """Count a token, and settle the bet that a larger share of tokens than `EDGE` has no probability."""
         self.tokens += 1
         self.impossible += not possible
         self._settle(IMPOSSIBLE, IMPOSSIBLE_STAKES * ((not possible) / EDGE - 1))
 
     def count_acceptance(self, chance: float) -> None:
-        """Note a bet on acceptance by the probability of the tokens that it was on."""
+        """Count a bet on acceptance; `chance` is the probability of the tokens that it was on."""
         self.first_tokens += 1
         self.variance += chance * (1 - chance)
 
     def count_shift(self, shift: float) -> None:
-        """Note by how much the outcome of a round's bet on acceptance grew with `BIAS`."""
+        """Count a round that was verified again, and by how much `BIAS` raised the outcome of its bet on acceptance."""
         self.tried += 1
         self.shift += shift
         self.shift_squares += shift**2
 
     def add(self, other: "Evidence") -> None:
-        """Take over the evidence of other tokens."""
+        """Add the evidence of other tokens."""
         for name, wealth in self.log_wealth.items():
             self.log_wealth[name] = [
                 log + other_log for log, other_log in zip(wealth, other.log_wealth[name], strict=True)
@@ -107,26 +107,26 @@ class Evidence:
 
     @property
     def log_e_values(self) -> dict[str, float]:
-        """Per bet, the natural logarithm of its e-value: the mean wealth of all stakes."""
+        """Per bet, the natural logarithm of its e-value, which is the mean wealth of all stakes."""
         return {name: _log_mean(wealth) for name, wealth in self.log_wealth.items()}
 
     @property
     def log_e_value(self) -> float:
-        """The natural logarithm of the e-value against the law: the mean wealth of all bets."""
+        """The natural logarithm of the e-value against the law, which is the mean wealth of all bets."""
         return _log_mean(list(self.log_e_values.values()))
 
     @property
     def refutes(self) -> bool:
-        """Whether the tokens do not follow the law."""
+        """Whether the evidence refutes the law."""
         return self.log_e_value > math.log(REFUTED)
 
     @property
     def smallest_bias(self) -> float | None:
-        """The least relative growth of the probability to accept that would have been refuted with 99 %.
+        """The least relative growth of acceptance probabilities that would have been refuted with 99 % probability.
 
-        By the best of the stakes, the normal approximation of its bets' sum, and the effect of `BIAS` as measured, less
-        two standard errors. A smaller bias has at least its share of that effect, so this is no less than it is. None
-        where it is above `BIAS`.
+        This is an upper estimate. It takes the best of the stakes, the normal approximation of the sum of its bets, and
+        the measured effect of `BIAS`, less two standard errors; a smaller bias has at least its share of that effect.
+        None if the least growth is above `BIAS` or no round was verified again.
         """
         if not self.tried:
             return None

@@ -1,4 +1,4 @@
-"""Whether a head is read as it should be, by texts of its target."""
+"""Tests by texts of the target whether a head is read correctly."""
 
 from dataclasses import replace
 
@@ -13,18 +13,18 @@ TOKENS = 64
 
 
 def try_head(found: Inspection, decoder: Decoder) -> Inspection:
-    """Add how often the target's token is among a head's likeliest, and how often that is by the head itself.
+    """Add how often the target's token is among a head's likeliest, and how often the head itself expects that.
 
-    The texts are drawn at temperature 1, where the two should be equal: a head of which only the last norm is left out
-    finds greedy tokens as well as ever.
+    The texts are drawn at temperature 1, where the two should be equal. Greedy texts would not tell: a head of which
+    only the last norm is left out finds greedy tokens as well as ever.
 
     Args:
-        found: what its files tell.
-        decoder: the head and its target.
+        found: the inspection of the head's files.
+        decoder: a decoder with the head and its target.
 
     Raises:
-        ConfigError: the drafter is no head.
-        InputError: the target has no tokenizer.
+        ConfigError: If the drafter is not a head.
+        InputError: If the target has no tokenizer.
     """
     if decoder.drafter is None or not decoder.drafter.hidden_layers:
         raise ConfigError(f"a {found.kind} reads nothing of the target, so it is not tried with one; omit --target")

@@ -1,18 +1,20 @@
-"""A certificate of the pair that a user runs: bets on the tokens that it writes (`evidence`, `audit`).
+"""A certificate of the pair that a user runs, by bets on the tokens that it writes (see `evidence` and `audit`).
 
-It needs no other model and no enumeration, so it is for any verifier that draws, at the speed of the texts.
+It needs no other model and no enumeration, so it works for any verifier that draws, at the speed of its texts.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import derived_seed
+from drafttree.core.sampling import Sampling
 from drafttree.engine.batching import Engine
 from drafttree.engine.compatibility import default_verifier, precision_of
 from drafttree.engine.decoder import Decoder
@@ -22,23 +24,24 @@ from drafttree.evaluation.audit import Audit
 from drafttree.evaluation.evidence import Evidence
 from drafttree.measure.prompt_encoding import fit
 from drafttree.measure.run_store import RunStore
+from drafttree.verifiers import Verifier
 
 TRIAL_TOKENS = 48
-"""Tokens by which the time of all is told beforehand."""
+"""Tokens that are written first, to estimate the time of all."""
 TURNS = 2
-"""Texts that are submitted together, for each that runs at once."""
+"""Texts that are submitted together, per text that an engine writes at once."""
 RARELY = 0.1
-"""The share of rounds with drafts below which a certificate says that little was speculated."""
+"""The share of rounds with drafted tokens below which a certificate says that little was speculated."""
 
 
 @dataclass
 class WrittenTexts:
-    """What was found of some texts.
+    """The evidence of some texts, and what they took.
 
     Attributes:
         evidence: against the target's law.
-        texts: their number.
-        rounds: target passes that committed their tokens.
+        texts: the number of texts.
+        rounds: target passes that committed tokens.
         drafted_rounds: those of them that verified drafted tokens.
         seconds: wall time of writing and betting.
     """
@@ -50,7 +53,7 @@ class WrittenTexts:
     seconds: float = 0.0
 
     def add(self, other: "WrittenTexts") -> None:
-        """Take over what was found of other texts."""
+        """Add the evidence and the counts of other texts."""
         self.evidence.add(other.evidence)
         self.texts += other.texts
         self.rounds += other.rounds
@@ -70,9 +73,9 @@ class LiveCertificate:
         lossless: whether the pair claims to keep the target's law.
         max_batch: texts that were written at once.
         wanted: tokens that were asked for.
-        written: what was found of the texts.
-        refuted: whether the tokens were found not to follow the law, after any of the texts.
-        interrupted: whether Ctrl-C or the time left tokens out.
+        written: the evidence of the texts.
+        refuted: whether the evidence refuted the law, after any group of texts.
+        interrupted: whether tokens are missing because of Ctrl-C or the time limit.
     """
 
     verifier: str
@@ -92,7 +95,7 @@ class LiveCertificate:
         return not self.refuted and not self.interrupted
 
     def summary(self) -> dict[str, object]:
-        """Everything found, for JSON."""
+        """All results, for JSON."""
         evidence = self.written.evidence
         results: dict[str, object] = {
             "log_e_value": evidence.log_e_value,
@@ -115,69 +118,44 @@ def certify_live(
     store: RunStore | None = None,
     **options,
 ) -> LiveCertificate:
-    """Look for evidence that a pair's texts do not follow the target's law, while it writes them.
+    """Write texts, and look for evidence that they do not follow the target's law.
 
-    The texts are of the prompts in turns, each by a seed of its own. They end early where the law is refuted.
+    The texts continue the prompts in turn, each with a seed of its own. If the law is refuted, no more are written.
 
     Args:
-        decoder: the pair: its target, drafter, policy and verifier.
-        prompts: texts or token ids; longer ones than fit are cut to their last tokens.
+        decoder: the pair, with its target and drafter.
+        prompts: texts or token ids; prompts that do not fit are cut to their last tokens.
         tokens: tokens to bet on.
-        max_batch: texts that are written at once by an engine; 1 writes each alone.
-        max_new_tokens: tokens of a text at most.
-        progress: called after some texts with what was found and the number of new tokens.
-        tell: called with what the tokens will cost, before they are written.
+        max_batch: texts that an engine writes at once; 1 to write each alone.
+        max_new_tokens: the most tokens of a text.
+        progress: called after every group of texts with the evidence so far and the number of new tokens.
+        tell: called with an estimate of the time, before the texts are written.
         store: keeps finished texts; by default none.
         **options: as for `Decoder.generate`: temperature (1 unless given), the seed of the first text (0 unless given),
             top_p, grammar ...
 
     Raises:
-        ConfigError: there is no prompt, nothing is drawn, a number is below 1, or the verifier does not serve the
+        ConfigError: If there is no prompt, nothing is drawn, a number is below 1, or the verifier does not serve the
             sampling.
-        ContextError: `max_new_tokens` leaves no room for a prompt.
+        ContextError: If `max_new_tokens` leaves no room for a prompt.
     """
-    for name, count in (("tokens", tokens), ("max_batch", max_batch)):
-        check_count(name, count)
+    check_count("tokens", tokens)
+    check_count("max_batch", max_batch)
     if not prompts:
         raise ConfigError("there is no prompt; give at least one")
     options = {"temperature": 1.0, **{name: value for name, value in options.items() if value is not None}}
     sampling = RequestOptions.merge(decoder.defaults, options).sampling
-    if sampling.greedy:
-        raise ConfigError(
-            "at temperature 0 nothing is drawn, so its tokens are no evidence; give a temperature above 0, or compare "
-            "greedy texts with transformers' own (certify without --live)"
-        )
-    verifier = decoder.verifier or default_verifier(sampling)
-    verifier(sampling)  # refuses a sampling that it does not serve
+    verifier = _drawing_verifier(decoder, sampling)
     first_seed = options.pop("seed", 0)
-    fitted_prompts = [fit(decoder, prompt, max_new_tokens)[0] for prompt in prompts]
-    options |= {"max_new_tokens": max_new_tokens}
+    writer = _GroupWriter(
+        decoder,
+        prompts=[fit(decoder, prompt, max_new_tokens)[0] for prompt in prompts],
+        first_seed=first_seed,
+        max_batch=max_batch,
+        options={**options, "max_new_tokens": max_new_tokens},
+    )
     store = store or RunStore()
-    written_texts = WrittenTexts()
-    refuted = False
-    size = TURNS * max_batch if max_batch > 1 else 1
-
-    def write(group: int) -> WrittenTexts:
-        missing_tokens = tokens - written_texts.evidence.tokens
-        numbers = range(group * size, group * size + min(size, math.ceil(missing_tokens / max_new_tokens)))
-        texts = [(fitted_prompts[number % len(fitted_prompts)], _as_int64(first_seed + number)) for number in numbers]
-        return _write(decoder, texts, Audit(derived_seed(first_seed, f"places {group}") % 2**63), max_batch, options)
-
-    with store.interruptible():
-        is_told = False
-        for group in itertools.count():
-            if not is_told and store.find(("texts", group), WrittenTexts) is None:
-                is_told = True
-                trial_options = options | {"seed": derived_seed(first_seed, "trial")}
-                tell(
-                    _costs(decoder, fitted_prompts[0], tokens - written_texts.evidence.tokens, max_batch, trial_options)
-                )
-            group_texts = store.run(("texts", group), WrittenTexts, lambda group=group: write(group))
-            written_texts.add(group_texts)
-            refuted = refuted or written_texts.evidence.refutes
-            progress(f"log e {written_texts.evidence.log_e_value:+.1f}", group_texts.evidence.tokens)
-            if refuted or written_texts.evidence.tokens >= tokens:
-                break
+    written_texts, refuted = _write_groups(writer, tokens, store, progress, tell)
     return LiveCertificate(
         verifier=verifier.__name__,
         policy=repr(decoder.policy),
@@ -192,37 +170,107 @@ def certify_live(
     )
 
 
-def _write(
-    decoder: Decoder, texts: Sequence[tuple[list[int], int]], audit: Audit, max_batch: int, options: dict[str, Any]
-) -> WrittenTexts:
-    """Write texts, given by their prompts and seeds, and bet on their tokens."""
-    start = time.perf_counter()
-    generations: list[Generation]
-    if max_batch == 1:
-        generations = [decoder.generate(prompt, seed=seed, observer=audit, **options) for prompt, seed in texts]
-    else:
-        with Engine(decoder, max_batch=max_batch) as engine:
-            handles = [engine.submit(prompt, seed=seed, observer=audit, **options) for prompt, seed in texts]
-            generations = [handle.result() for handle in handles]
-    rounds = [turn.nodes > 1 for generation in generations for turn in generation.metrics.rounds]
-    return WrittenTexts(audit.evidence, len(texts), len(rounds), sum(rounds), time.perf_counter() - start)
+def _write_groups(
+    writer: "_GroupWriter",
+    tokens: int,
+    store: RunStore,
+    progress: Callable[[str, int], None],
+    tell: Callable[[str], None],
+) -> tuple[WrittenTexts, bool]:
+    """Write groups of texts until they have so many tokens, refute the law or are interrupted.
+
+    Returns:
+        The sum of all groups, and whether the law was refuted.
+    """
+    written_texts = WrittenTexts()
+    refuted = False
+    with store.interruptible():
+        is_told = False
+        for group in itertools.count():
+            missing_tokens = tokens - written_texts.evidence.tokens
+            if not is_told and store.find(("texts", group), WrittenTexts) is None:
+                is_told = True
+                tell(writer.estimate(missing_tokens))
+            group_texts = store.run(("texts", group), WrittenTexts, partial(writer.write, group, missing_tokens))
+            written_texts.add(group_texts)
+            refuted = refuted or written_texts.evidence.refutes
+            progress(f"log e {written_texts.evidence.log_e_value:+.1f}", group_texts.evidence.tokens)
+            if refuted or written_texts.evidence.tokens >= tokens:
+                break
+    return written_texts, refuted
 
 
-def _costs(decoder: Decoder, prompt: list[int], tokens: int, max_batch: int, options: dict[str, Any]) -> str:
-    """What so many tokens will take, by a few that are not bet on."""
-    trial_options: dict[str, Any] = {**options, "max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
-    decoder.generate(prompt, **trial_options)  # measures costs and packs weights, once
-    start = time.perf_counter()
-    token_count = len(decoder.generate(prompt, observer=Audit(), **trial_options).tokens)
-    speed = token_count / (time.perf_counter() - start)
-    batch_note = f" if each is written alone; {max_batch} at once take less" if max_batch > 1 else ""
-    return (
-        f"{tokens:,} tokens at {speed:.1f} tokens/s, by {token_count} of them: {_duration(tokens / speed)}{batch_note}"
-    )
+def _drawing_verifier(decoder: Decoder, sampling: Sampling) -> type[Verifier]:
+    """The verifier of a decoder's texts.
+
+    Raises:
+        ConfigError: If nothing is drawn, or the verifier does not serve the sampling.
+    """
+    if sampling.greedy:
+        raise ConfigError(
+            "at temperature 0 nothing is drawn, so its tokens are no evidence; give a temperature above 0, or compare "
+            "greedy texts with transformers' own (certify without --live)"
+        )
+    verifier = decoder.verifier or default_verifier(sampling)
+    verifier(sampling)  # refuses a sampling that it does not serve
+    return verifier
+
+
+@dataclass(frozen=True)
+class _GroupWriter:
+    """Writes texts in groups and bets on their tokens; a group is always the same texts.
+
+    Attributes:
+        decoder: writes the texts.
+        prompts: token ids of the prompts, which the texts continue in turn.
+        first_seed: the seed of the first text; each further text takes the next one.
+        max_batch: texts that an engine writes at once; 1 to write each alone.
+        options: options of all texts except the seed, `max_new_tokens` among them.
+    """
+
+    decoder: Decoder
+    prompts: Sequence[list[int]]
+    first_seed: int
+    max_batch: int
+    options: Mapping[str, Any]
+
+    def write(self, group: int, missing_tokens: int) -> WrittenTexts:
+        """Write a group, given by its number; texts beyond those that `missing_tokens` need are left out."""
+        size = TURNS * self.max_batch if self.max_batch > 1 else 1
+        count = min(size, math.ceil(missing_tokens / self.options["max_new_tokens"]))
+        audit = Audit(derived_seed(self.first_seed, f"places {group}") % 2**63)
+        start = time.perf_counter()
+        generations = self._generations(range(group * size, group * size + count), audit)
+        rounds = [turn.nodes > 1 for generation in generations for turn in generation.metrics.rounds]
+        return WrittenTexts(audit.evidence, count, len(rounds), sum(rounds), time.perf_counter() - start)
+
+    def _generations(self, numbers: Sequence[int], audit: Audit) -> list[Generation]:
+        """Write the texts of these numbers."""
+        texts = [(self.prompts[number % len(self.prompts)], _as_int64(self.first_seed + number)) for number in numbers]
+        options = {**self.options, "observer": audit}
+        if self.max_batch == 1:
+            return [self.decoder.generate(prompt, seed=seed, **options) for prompt, seed in texts]
+        with Engine(self.decoder, max_batch=self.max_batch) as engine:
+            handles = [engine.submit(prompt, seed=seed, **options) for prompt, seed in texts]
+            return [handle.result() for handle in handles]
+
+    def estimate(self, tokens: int) -> str:
+        """How long so many tokens will take, in words, measured by a few that are not bet on."""
+        options: dict[str, Any] = {
+            **self.options,
+            "seed": derived_seed(self.first_seed, "trial"),
+            "max_new_tokens": min(TRIAL_TOKENS, self.options["max_new_tokens"]),
+        }
+        self.decoder.generate(self.prompts[0], **options)  # measures costs and packs weights, once
+        start = time.perf_counter()
+        token_count = len(self.decoder.generate(self.prompts[0], observer=Audit(), **options).tokens)
+        speed = token_count / (time.perf_counter() - start)
+        note = f" if each is written alone; {self.max_batch} at once take less" if self.max_batch > 1 else ""
+        return f"{tokens:,} tokens at {speed:.1f} tokens/s, by {token_count} of them: {_duration(tokens / speed)}{note}"
 
 
 def _as_int64(number: int) -> int:
-    """A whole number as a seed: those beyond 64 bits begin again."""
+    """A whole number as a seed; numbers beyond 64 bits wrap around."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -1,4 +1,4 @@
-"""Tests of the random numbers that serve: each stream is uniform, and no two of them have to do with each other.
+"""Tests of the random numbers of real texts: each stream is uniform, and any two are independent.
 
 The laws of texts are enumerated on independent uniform numbers. Here the numbers of `SeededRandomness` are counted
 over fixed seeds, so that the outcome is the same in every run.
@@ -19,21 +19,21 @@ SEEDS = 3_000
 CELLS = 4
 """Equal parts of the unit interval that numbers are counted in."""
 COLUMNS = 64
-"""Tokens of the distribution that numbers are read off."""
+"""Tokens of the uniform distribution whose draws reveal the numbers."""
 LEAST = 1e-9
-"""The chance below which the least p-value of all tests is no chance; there are some two hundred tests."""
+"""The least p-value, of some two hundred tests, that may be due to chance."""
 
 
 @dataclass(frozen=True)
 class NumbersFinding:
-    """What was found of the random numbers.
+    """The result of all tests of the random numbers.
 
     Attributes:
         seeds: seeds that were tried.
-        streams: streams of numbers of each seed.
-        tests: chi-square tests of streams and of pairs of them.
+        streams: streams of numbers per seed.
+        tests: chi-square tests of single streams and of pairs of them.
         least: the least p-value.
-        worst: which streams it is of.
+        worst: the stream or pair with the least p-value.
     """
 
     seeds: int
@@ -44,7 +44,7 @@ class NumbersFinding:
 
     @property
     def passed(self) -> bool:
-        """Whether the least p-value may be chance."""
+        """Whether the least p-value may be due to chance."""
         return self.least > LEAST
 
 
@@ -63,22 +63,21 @@ def check_numbers(seeds: int = SEEDS) -> NumbersFinding:
 
 
 def _numbers_of(seed: int) -> dict[str, float]:
-    """The first numbers of every stream of a seed, as verifiers and trees see them."""
+    """The first number of every stream of a seed, as verifiers and trees see them."""
     text = SeededRandomness(seed, COLUMNS, torch.device("cpu"))
     engine_text = SeededRandomness(LearnedState().unshared_seed(seed), COLUMNS, torch.device("cpu"))
-    numbers = {f"{name}, position 5": number for name, number in _of_round(text, 5).items()}
-    numbers |= {f"{name}, position 8": number for name, number in _of_round(text, 8).items() if name in ELSEWHERE}
-    numbers |= {
-        f"{name}, text of an engine": number for name, number in _of_round(engine_text, 5).items() if name in ELSEWHERE
-    }
     next_text = SeededRandomness(seed + 1, COLUMNS, torch.device("cpu"))
-    return numbers | {
-        f"{name}, next seed": number for name, number in _of_round(next_text, 5).items() if name in ELSEWHERE
-    }
+    numbers = {f"{name}, position 5": number for name, number in _of_round(text, 5).items()}
+    rounds = {"position 8": (text, 8), "text of an engine": (engine_text, 5), "next seed": (next_text, 5)}
+    for round_name, (round_text, position) in rounds.items():
+        round_numbers = _of_round(round_text, position)
+        for name in ELSEWHERE:
+            numbers[f"{name}, {round_name}"] = round_numbers[name]
+    return numbers
 
 
-ELSEWHERE = {"accept", "bonus", "level 1, sibling 1", "noise"}
-"""The streams that are looked at in other rounds and texts too."""
+ELSEWHERE = ("accept", "bonus", "level 1, sibling 1", "noise")
+"""The streams that are tested in other rounds and texts too."""
 
 
 def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
@@ -98,7 +97,7 @@ def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
 
 
 def _uniform_of_noise(noise: Tensor) -> list[float]:
-    """The uniform numbers that Gumbel noise was made of."""
+    """The uniform numbers that Gumbel noise was made from."""
     return noise.double().neg().exp().neg().exp().tolist()
 
 
@@ -108,14 +107,14 @@ def _accepted_at(accept: Callable[[float], bool]) -> float:
 
 
 def _uniform(cells: Tensor) -> float:
-    """The p-value of numbers that are equally often in every cell that they can be in."""
+    """The p-value of the hypothesis that numbers are uniform over the cells that occur."""
     counts = torch.bincount(cells, minlength=CELLS).double()
     counts = counts[counts > 0]
     return _p_value(counts, counts.mean().expand_as(counts), max(len(counts) - 1, 1))
 
 
 def _independent(one: Tensor, other: Tensor) -> float:
-    """The p-value of two streams that have nothing to do with each other."""
+    """The p-value of the hypothesis that two streams are independent."""
     table = torch.bincount(one * CELLS + other, minlength=CELLS * CELLS).double().view(CELLS, CELLS)
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
     expected_counts = table.sum(1, keepdim=True) * table.sum(0) / table.sum()

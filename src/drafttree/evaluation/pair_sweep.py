@@ -1,4 +1,4 @@
-"""Every policy with every verifier over random toy models: exact, exact by coupling, refused, or lossy by name."""
+"""Tries every policy with every verifier on random toy models, and says whether their texts keep the target's law."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,16 +38,16 @@ from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
-"""Verifiers that draw nothing themselves: their text is plain decoding's."""
+"""Verifiers that draw nothing themselves; their texts are those of plain decoding."""
 
 SEEDS = 10
-"""Texts compared in each model where draws are a function of the seed."""
+"""Seeds of the texts that are compared in each model, if draws are a function of the seed."""
 
 MANY = 8
-"""Pairs from which on other processes, which take seconds to begin, are worth it."""
+"""The fewest pairs for which other processes are started; that takes seconds."""
 
 MODELS = 6
-"""Toy models for each pair by default."""
+"""Random toy models of each pair by default."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,18 @@ class PairFinding:
     """The result for one policy with one verifier.
 
     Attributes:
-        policy: its canonical specification.
+        policy: the canonical specification of the policy.
         verifier: the name of the verifier.
-        verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
-            noise), "refused", "lossy" by name, or "BIASED".
-        trials: rounds and texts of toy models that were tried; a bias ends them.
-        total_variation: the largest distance of the law from the target's in float64; None where nothing was
-            enumerated.
+        verdict: "exact" (by enumeration), "coupled" (exact, since every text is that of plain decoding with the same
+            noise), "refused", "lossy" (the verifier does not claim to be lossless), or "BIASED".
+        trials: trials of toy models that ran; the first bias ends them.
+        total_variation: the largest distance of the law from the target's in float64; None if nothing was enumerated.
         rounded: the largest such distance in float32.
-        texts: the number of texts compared with plain decoding; 0 where the law was enumerated.
-        equal: how many of them are equal.
-        expected_accepted: drafted tokens accepted in a round, mean over the models.
+        texts: texts compared with plain decoding; 0 if the law was enumerated.
+        equal: how many of these texts are equal.
+        expected_accepted: mean drafted tokens accepted in a round, over all trials.
         reason: why the pair is refused.
-        reach: how far texts were tried; nothing is said of what lies beyond.
+        reach: how far texts were tried; nothing is known beyond it.
     """
 
     policy: str
@@ -90,14 +89,14 @@ class PairFinding:
 
 @dataclass(frozen=True)
 class ServingChecks:
-    """What the laws of toy models take for given: independent numbers, and weights that are the model's own."""
+    """Checks of what the laws of toy models take for granted: independent random numbers, and current model weights."""
 
     numbers: NumbersFinding
     edits: EditsFinding
 
     @property
     def passed(self) -> bool:
-        """Whether it holds."""
+        """Whether both hold."""
         return self.numbers.passed and self.edits.passed
 
 
@@ -106,10 +105,10 @@ class PairSweep:
     """The table of all pairs, policy by policy, under one sampling.
 
     Attributes:
-        findings: what was found of each pair.
-        sampling: how tokens were drawn.
-        serving: what was found of numbers and weights; None where they were not looked at.
-        interrupted: whether Ctrl-C or the time left pairs out.
+        findings: the findings of all pairs.
+        sampling: the sampling of all texts.
+        serving: the checks of random numbers and weights; None if they were not made.
+        interrupted: whether pairs are missing because of Ctrl-C or the time limit.
     """
 
     findings: list[PairFinding]
@@ -119,13 +118,13 @@ class PairSweep:
 
     @property
     def passed(self) -> bool:
-        """True if no pair that claims to be lossless is biased, and all were tried."""
+        """True if all pairs were tried, none that claims to be lossless is biased, and the serving checks hold."""
         holds = self.serving is None or self.serving.passed
         return not self.interrupted and holds and all(finding.passed for finding in self.findings)
 
     @property
     def reach(self) -> Reach:
-        """How far texts were tried, at most."""
+        """The farthest that texts of any pair were tried."""
         return functools.reduce(operator.or_, (finding.reach for finding in self.findings), Reach())
 
     def summary(self) -> dict[str, object]:
@@ -148,48 +147,80 @@ def sweep_pairs(
     store: RunStore | None = None,
     **sampling,
 ) -> PairSweep:
-    """Enumerate pairs of policies and verifiers.
+    """Try every policy with every verifier on toy models.
 
     Args:
-        policies: as for `parse_policies`; one of drafttree's with its default parameters stands for small trees of that
-            policy, by turns.
+        policies: as for `parse_policies`; one of drafttree's with its default parameters is tried in several forms that
+            grow small trees, by turns.
         verifiers: verifiers as `parse_verifiers` takes them.
-        models: random models for each pair, besides six for wide and deep trees, two and three rounds, and late ones.
-        quick: leave out `serving_trials`.
-        checks_serving: look at the random numbers that serve, and at texts behind edits of weights.
-        processes: that share the pairs, if there are many and all are drafttree's own; others are not known elsewhere.
+        models: random models of each pair, besides six for wide and deep trees, two and three rounds, and late ones.
+        quick: whether `serving_trials` are left out.
+        checks_serving: whether the random numbers of real texts, and texts after edits of weights, are checked.
+        processes: processes that share the pairs, if there are many and all are drafttree's own; other processes cannot
+            import others.
         progress: called after every pair with its policy.
         store: keeps finished runs; by default none.
-        **sampling: options of `Sampling` but its seed; `greedy` decodes at temperature 0.
+        **sampling: options of `Sampling` except its seed; `greedy` always decodes at temperature 0.
 
     Raises:
-        ConfigError: a pair has too many outcomes to enumerate.
+        ConfigError: If a pair has too many outcomes to enumerate.
     """
     serving = None
     store = store or RunStore()
-    combinations = [*itertools.product(parse_policies(policies).items(), parse_verifiers(verifiers).items())]
-    types = [component for (_, policy), (_, verifier) in combinations for component in (type(policy), verifier)]
-    is_own = all(component.__module__.startswith("drafttree.") for component in types)
-    with store.interruptible(), _workers(processes if is_own and len(combinations) >= MANY else 1) as begin:
-        tasks = {
-            (spec, name): begin(_sweep_pair, (spec, policy, name, verifier, models, sampling, quick))
-            for (spec, policy), (name, verifier) in combinations
-            if store.find((spec, name), PairFinding) is None
-        }
-        for (spec, _), (name, _) in combinations:
-            if task := tasks.get((spec, name)):
-                store.run((spec, name), PairFinding, task)
-            progress(spec)
+    combinations = _combinations(policies, verifiers)
+    shares_work = len(combinations) >= MANY and all(combination.is_own for combination in combinations)
+    with store.interruptible(), _workers(processes if shares_work else 1) as begin:
+        tasks = {}
+        for combination in combinations:
+            if store.find(combination.key, PairFinding) is None:
+                tasks[combination.key] = begin(_sweep_pair, (*combination, models, sampling, quick))
+        for combination in combinations:
+            if task := tasks.get(combination.key):
+                store.run(combination.key, PairFinding, task)
+            progress(combination.spec)
         if checks_serving:
             serving = store.run(("serving",), ServingChecks, lambda: ServingChecks(check_numbers(), check_edits()))
-    stored_findings = (store.find((spec, name), PairFinding) for (spec, _), (name, _) in combinations)
-    findings = [finding for finding in stored_findings if finding is not None]
+    findings = _finished_findings(combinations, store)
     return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), serving, store.interrupted)
+
+
+class _Combination(NamedTuple):
+    """A policy and a verifier, each after its name."""
+
+    spec: str
+    policy: TreePolicy
+    name: str
+    verifier: type[Verifier]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its finding in a store."""
+        return self.spec, self.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether policy and verifier are drafttree's own."""
+        components = (type(self.policy), self.verifier)
+        return all(component.__module__.startswith("drafttree.") for component in components)
+
+
+def _combinations(policies: Sequence[PolicyLike], verifiers: Sequence[VerifierLike]) -> list[_Combination]:
+    """Every policy with every verifier, policy by policy."""
+    named_items = itertools.product(parse_policies(policies).items(), parse_verifiers(verifiers).items())
+    return [_Combination(*policy_item, *verifier_item) for policy_item, verifier_item in named_items]
+
+
+def _finished_findings(combinations: Sequence[_Combination], store: RunStore) -> list[PairFinding]:
+    stored_findings = (store.find(combination.key, PairFinding) for combination in combinations)
+    return [finding for finding in stored_findings if finding is not None]
 
 
 @contextmanager
 def _workers(processes: int) -> Iterator[Callable[[Callable[..., Any], tuple[Any, ...]], Callable[[], Any]]]:
-    """Begins work in one of some processes, and gives what waits for its result; here and then, if there is one."""
+    """Yields a function that begins work and returns a function that waits for its result.
+
+    With several processes, one of them does the work; with one, this process does it when the result is asked for.
+    """
     if processes == 1:
         yield lambda work, arguments: functools.partial(work, *arguments)
         return
@@ -203,7 +234,7 @@ def _begin_worker() -> None:
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS, **sampling) -> PairFinding:
-    """Enumerate one pair; arguments as for `sweep_pairs`."""
+    """Try one pair; arguments as for `sweep_pairs`."""
     return sweep_pairs([policy], [verifier], models=models, **sampling).findings[0]
 
 
@@ -216,7 +247,7 @@ def _sweep_pair(
     sampling: Mapping[str, Any],
     quick: bool,
 ) -> PairFinding:
-    """One pair, with smaller and larger trees that stand for the policy."""
+    """Try one pair on all its trials, in which smaller and larger trees stand for the policy."""
     if reason := compatibility.incompatibility(policy, verifier):
         return PairFinding(spec, name, "refused", reason=reason)
     small_policies = [make_policy(form) for form in FORMS.get(spec, [policy])]
@@ -232,7 +263,7 @@ def _sweep_pair(
 def _enumerated(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """The laws of a pair, up to the first that shows a bias."""
+    """Enumerate the laws of a pair; the first that shows a bias ends the trials."""
     laws = []
     is_exact = True
     for trial in trials:
@@ -250,7 +281,7 @@ def _enumerated(
 def _compared(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """Compare texts with plain decoding's, in the same models and with the same noise, up to the first that differs."""
+    """Compare texts with plain decoding's by the same noise; the first one that differs ends the trials."""
     greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
     texts: list[CoupledText] = []
@@ -267,7 +298,7 @@ def _compared(
 
 
 def _summary(found: Sequence[TextLaw | CoupledText]) -> dict[str, Any]:
-    """How much was accepted in the trials, and how far they went."""
+    """Fields of a `PairFinding`: mean acceptance in the trials, and how far they went."""
     return {
         "expected_accepted": sum(result.expected_accepted for result in found) / len(found),
         "reach": functools.reduce(operator.or_, (result.reach for result in found)),

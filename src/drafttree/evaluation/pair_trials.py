@@ -1,4 +1,4 @@
-"""Where a pair of policy and verifier is tried: toy models, policies of small trees, rounds and whole texts."""
+"""The trials of a pair of policy and verifier: toy models, policies of small trees, rounds and whole texts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
 EXACT = 1e-12
-"""Total variation up to which a pair counts as lossless: what rounding in float64 can add up to."""
+"""Total variation up to which a pair counts as lossless in float64: rounding errors can add up to it."""
 ROUNDED = 1e-5
-"""The same in float32."""
+"""The same bound in float32."""
 
 MOST_OF_ROUNDS = 1000
-"""Outcomes of several rounds beyond which the first of them are drawn instead."""
+"""The most outcomes of several rounds that are enumerated; beyond it, the first rounds are drawn instead."""
 FEW_OF_TEXTS = 60
-"""Outcomes of texts up to which texts one token longer are enumerated too."""
+"""If texts have at most this many outcomes, texts one token longer are enumerated too."""
 SHORTEST = 3
-"""Tokens of the texts that are enumerated at least: a round with drafts, one without, and a later one."""
+"""Tokens of the shortest texts that are enumerated: enough for a round with drafts, one without, and a later one."""
 
 LENGTH = 24
-"""Tokens of texts that are compared with plain decoding's."""
+"""The most tokens of texts that are compared with plain decoding's."""
 POSITIONS = (0, 1, 7, 70)
-"""Positions of the first root, by turns."""
+"""Positions of the first root, in turn."""
 
 FORMS: dict[str, list[str]] = {
     "auto": ["auto:depth=3,children=2,budget=4", "auto:depth=2,children=3,budget=4"],
@@ -89,7 +89,7 @@ HUGE: dict[str, str] = {
     "opt-tree": "opt-tree:threshold=0,depth=15,budget=16",
     "dyspec": "dyspec:depth=15,budget=16",
 }
-"""Parameters of every policy whose trees have 16 nodes below each other: others of that size have too many outcomes."""
+"""Parameters of every policy that grow a chain of 16 nodes: other trees of that size have too many outcomes."""
 
 
 COSTLY_DRAFTS = CostCurve(
@@ -98,21 +98,21 @@ COSTLY_DRAFTS = CostCurve(
     overhead=0.1,
     plain_overhead=0.05,
 )
-"""A level pays only where levels were accepted before, so a batch limits levels by what its texts have accepted."""
+"""A level pays only if levels were accepted before, so a batch limits levels by what its texts have accepted."""
 LOSING_DRAFTS = replace(COSTLY_DRAFTS, draft=(DraftCosts(first=4.0, later=Costs((1, 4), (0.3, 0.3))),))
 """A round with drafts costs as much as five without, so `auto` pauses after the first."""
 
 
 @dataclass(frozen=True)
 class ToyPair:
-    """A target and a draft whose vocabulary is the target's, or its first columns."""
+    """A target and a draft, whose vocabulary is the target's or its first columns."""
 
     target: TabularModel
     draft: TabularModel
 
     @property
     def tolerance(self) -> float:
-        """Total variation that rounding may make."""
+        """The most total variation that rounding may cause."""
         return EXACT if self.target.dtype == torch.float64 else ROUNDED
 
     def rounded(self) -> "ToyPair":
@@ -120,16 +120,16 @@ class ToyPair:
         return ToyPair(self.target.in_dtype(torch.float32), self.draft.in_dtype(torch.float32))
 
     def spread(self) -> "ToyPair":
-        """The same models over 4,200 columns, few of them possible; the draft does not know the last tokens.
+        """The same models over 4,200 columns, few of which are possible; the draft does not know the last tokens.
 
-        From 4,097 columns on a draw looks at blocks of columns before it looks at columns.
+        From 4,097 columns on, a draw chooses a block of columns before it chooses a column.
         """
         tokens = [*(0, 127, 128, 300, 4099)[: self.target.vocab - 1], 4199]
         return ToyPair(self.target.over(tokens, 4200), self.draft.over(tokens, 4150))
 
 
 def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
-    """Make the toy target and draft of a seed: flat, ordinary or peaked, and more or less alike."""
+    """The toy target and draft of a seed: flat, ordinary or peaked distributions, more or less alike."""
     spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
     target = TabularModel(vocab, 2, seed, spread)
     draft = TabularModel(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
@@ -148,7 +148,7 @@ def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
 
 
 def without(table: TabularModel, *tokens: int) -> TabularModel:
-    """The table with some tokens impossible."""
+    """The same table, with these tokens impossible."""
     copy = TabularModel(table.vocab, table.depth, 0)
     barred_mask = torch.zeros(table.vocab, dtype=torch.bool)
     barred_mask[[*tokens]] = True
@@ -157,7 +157,7 @@ def without(table: TabularModel, *tokens: int) -> TabularModel:
 
 
 def cut(table: TabularModel, keep: int) -> TabularModel:
-    """The table with all but the best tokens of every row impossible."""
+    """The same table, with all but the best tokens of every row impossible."""
     copy = TabularModel(table.vocab, table.depth, 0)
     copy.rows = {
         context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
@@ -167,14 +167,14 @@ def cut(table: TabularModel, keep: int) -> TabularModel:
 
 @dataclass(frozen=True)
 class Trial:
-    """Texts, or rounds of one, in which a pair is tried.
+    """Texts, or rounds of one text, on which a pair is tried.
 
     Attributes:
         models: the target and the draft.
         policy: how the tree grows.
-        written: the texts; the length, or the number of rounds, is the largest that is enumerated.
+        written: the texts; their length, or the number of rounds, is the largest that is enumerated.
         shortest: the least length that is enumerated.
-        sampling: how tokens are drawn, where nothing else is asked for.
+        sampling: sampling options; those given to `law` and `texts` take precedence.
     """
 
     models: ToyPair
@@ -184,9 +184,9 @@ class Trial:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
-        """The law of a verifier that draws, of as many tokens or rounds as have few outcomes.
+        """The law of a verifier that draws, for as many tokens or rounds as have few outcomes.
 
-        Where rounds have too many, the first of them are drawn once.
+        If the rounds have too many, the first ones are drawn once instead.
         """
         sampling = {**self.sampling, **sampling}
         if self.written.rounds is not None:
@@ -211,7 +211,7 @@ class Trial:
         return text_law(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
 
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
-        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
+        """Texts of a verifier that draws nothing itself, each with plain decoding's."""
         seeds = [seed + text_seed for text_seed in self.written.seeds]
         texts = replace(self.written, length=LENGTH, seeds=seeds, rounds=None, earlier=0)
         sampling = {**self.sampling, **sampling}
@@ -221,14 +221,14 @@ class Trial:
 def trial_of_rounds(
     models: ToyPair, policy: TreePolicy, levels: int, *, rounds: int = 1, earlier: int = 0, position: int = 0
 ) -> Trial:
-    """Rounds of one text, in which a pair is tried.
+    """A trial of some rounds of one text.
 
     Args:
         models: the target and the draft.
         policy: how the trees grow.
         levels: the most levels of a tree.
-        rounds: the number of rounds that are enumerated.
-        earlier: the number of rounds before them, drawn once.
+        rounds: rounds to enumerate.
+        earlier: rounds before them, which are drawn once.
         position: the position of the first root.
     """
     prompts = (drawn_prompt(models.target, position),)
@@ -236,9 +236,9 @@ def trial_of_rounds(
 
 
 def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
-    """A round of each toy model, at any position and after another one or not, with one of the policies.
+    """A round of each toy model with one of the policies, in turn; half of them come after an earlier round.
 
-    The models have three tokens and trees of up to three levels, or four and two.
+    The models have three tokens and trees of up to three levels, or four tokens and two levels.
     """
     trials = []
     for index in range(models):
@@ -251,10 +251,10 @@ def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
 
 
 def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
-    """One level of a wide tree, five levels of a deep one, whole texts of some rounds, and rounds late in a text.
+    """A wide tree of one level, a deep one of five, rounds late in a text, and two or three rounds.
 
-    The wide tree is over six tokens, more than a node has children, or over five where children are drawn; there tokens
-    are cut, since there would be 3,125 trees with replacement.
+    The wide tree is over six tokens, more than a node has children. If children are drawn, it is over five, of which
+    some are cut, since drawing with replacement would give 3,125 trees.
     """
     large_pair = toy_pair(7, 6)
     peaked_pair = toy_pair(3, 2)
@@ -274,7 +274,7 @@ def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -
 
 
 def precision_trials(small: TreePolicy) -> list[Trial]:
-    """A round in float32, and rounds over a large vocabulary of which the draft knows a part, in both precisions."""
+    """A round in float32, and in both precisions a round over a large vocabulary, of which the draft knows a part."""
     target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
     large_pair = ToyPair(cut(target, 3), cut(draft, 3)).spread()
     return [
@@ -285,11 +285,11 @@ def precision_trials(small: TreePolicy) -> list[Trial]:
 
 
 def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
-    """Whole texts, alone and in company, with equal seeds and with different ones.
+    """Whole texts, alone and several together, with equal and with different seeds.
 
     Args:
-        small: grows trees of few outcomes.
-        verifier: decides how children are chosen; of those that may be equal there are too many for larger trees.
+        small: a policy whose trees have few outcomes.
+        verifier: the verifier; if it draws children with replacement, trees and vocabularies are smaller.
     """
     two_token_pair = toy_pair(1, 2)
     three_token_pair = toy_pair(1, 3)
@@ -311,16 +311,16 @@ def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
 
 
 def less_of_the_last(input_ids: Tensor, scores: Tensor) -> Tensor:
-    """A logits processor by which a token follows itself less often, so it has to see the path to a node."""
+    """A logits processor that makes a token follow itself less often, and so depends on the path to a node."""
     return scores.scatter_add(1, input_ids[:, -1:], scores.new_full((len(scores), 1), -1.5))
 
 
 def serving_trials(small: TreePolicy, huge: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
-    """What an engine, kept rows, processors, truncation and long fruitless drafts might do to a text.
+    """Texts that may be affected by an engine, reused rows, processors, truncation or long useless drafts.
 
     Args:
-        small: grows trees of few outcomes.
-        huge: grows 16 nodes below each other.
+        small: a policy whose trees have few outcomes.
+        huge: a policy that grows a chain of 16 nodes.
         verifier: as for `text_trials`.
     """
     two_token_pair = toy_pair(1, 2)

@@ -1,9 +1,9 @@
-"""Randomness that is enumerated: every draw and every decision of a random procedure, weighted, in float64.
+"""Randomness that is enumerated: every draw and every decision of a random procedure, with its probability in float64.
 
 A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
-what else could have been answered, so running a procedure again for every script gives its exact law, without a line of
-it being written twice. The script chooses the interval that a random number lies in; the code that serves turns a
-number of that interval into the token, so that code is enumerated too.
+which other answers were possible. To run a procedure once for every script gives its exact law, without a second
+implementation. A script chooses the interval that a random number lies in; the code that serves turns a number of that
+interval into a token, so that code is enumerated too.
 """
 
 import itertools
@@ -22,24 +22,24 @@ from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
 MOST = 50_000
-"""Outcomes of a random procedure beyond which enumerating them is given up."""
+"""The most outcomes of a random procedure that are enumerated."""
 
 ROUNDING = 1e-6
-"""Intervals narrower than this may be missed by a sum in float32; what is drawn from them is not compared."""
+"""A sum in float32 may miss intervals narrower than this; tokens drawn from them are not compared."""
 
 Result = TypeVar("Result")
 
 
 class ScriptedRandom(Randomness):
-    """The randomness of texts, answered from a script; where the script ends, by the first possible answer.
+    """The randomness of texts, answered from a script and, after its end, by the first possible answer.
 
-    As in `SeededRandomness`, every random number has an address: the seed, the position of the root, what it is for,
-    and its place among the numbers for that. The numbers are uniform and independent, and an answer tells no more of
-    one than the interval it lies in. So a number that is used twice gives answers that agree, as with a real seed.
+    As in `SeededRandomness`, every random number has an address: the seed, the position of the root, its purpose, and
+    its index among the numbers for that purpose. The numbers are uniform and independent, and an answer reveals only
+    the interval that a number lies in. So a number that is used twice gives answers that agree, as with a real seed.
 
     Args:
         script: indices among the possible answers, in the order of the questions.
-        generator: draws the answers where the script ends.
+        generator: draws the answers after the end of the script; None to take the first possible ones.
     """
 
     def __init__(self, script: Sequence[int], generator: random.Random | None = None) -> None:
@@ -54,15 +54,15 @@ class ScriptedRandom(Randomness):
 
     @property
     def choices(self) -> list[tuple[int, int]]:
-        """Per question, which answer was given and how many were possible."""
+        """Per question, the index of the answer and the number of possible answers."""
         return self._answers.choices
 
     def of(self, seed: int) -> "ScriptedRandom":
-        """The randomness of a text with this seed; the script goes on from text to text."""
+        """The randomness of a text with this seed; all texts share the script."""
         return self._part(seed, 0)
 
     def at(self, position: int) -> "ScriptedRandom":
-        """The round whose root is at `position`, from its beginning; the script goes on from round to round."""
+        """The randomness of the round whose root is at `position`; all rounds share the script."""
         return self._part(self._address[0], position)
 
     def _part(self, *address: int) -> "ScriptedRandom":
@@ -72,26 +72,30 @@ class ScriptedRandom(Randomness):
         return randomness
 
     def gumbel(self, depth: int) -> Tensor:
-        """Refused: a continuum of answers cannot be enumerated."""
+        """Refuse, since noise is continuous and cannot be enumerated.
+
+        Raises:
+            ConfigError: Always.
+        """
         raise ConfigError(
             "Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead, as is a subclass of it"
         )
 
     def accept(self, probability: Tensor | float) -> bool:
-        """Both answers, where both are possible."""
+        """Decide; both answers are enumerated if both are possible."""
         if math.isnan(probability):
             raise ConfigError("the verifier accepts with probability NaN")
         return self._answers.interval(self._next("accept"), [0.0, min(max(float(probability), 0.0), 1.0), 1.0]) == 0
 
     def draw(self, distribution: Tensor) -> int:
-        """Every token of positive probability."""
+        """Draw a token; every token of positive probability is enumerated."""
         token_choice = self._choose(self._next("bonus"), distribution)
         return token_choice.checked(draw(distribution, torch.tensor(token_choice.uniform, dtype=torch.float64)))
 
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
-        """Every way to draw the children, one after the other."""
+        """Draw the children of all nodes, one after the other; every way to do so is enumerated."""
         uniforms = torch.full((len(counts), most), 0.5, dtype=torch.float64)
         token_choices: dict[tuple[int, int], _Chosen] = {}
         for node, count in enumerate(counts.tolist()):
@@ -111,7 +115,7 @@ class ScriptedRandom(Randomness):
         return tokens, rows
 
     def _next(self, name: str) -> Hashable:
-        """The address of the next number of a stream of this round."""
+        """The address of the next number for a purpose in this round."""
         self._asked[name] += 1
         return *self._address, name, self._asked[name]
 
@@ -125,7 +129,7 @@ class ScriptedRandom(Randomness):
 
 
 class _Chosen(NamedTuple):
-    """A token, and the interval of random numbers that give it."""
+    """A token, with the interval of random numbers that give it."""
 
     token: int
     low: float
@@ -133,14 +137,14 @@ class _Chosen(NamedTuple):
 
     @property
     def uniform(self) -> float:
-        """The number in the middle, as `vocab_ops.draw` reads it: columns are reached by 1 - uniform."""
+        """The number in the middle of the interval, in the form of `vocab_ops.draw`, which looks for 1 - uniform."""
         return 1 - (self.low + self.high) / 2
 
     def checked(self, served: Tensor) -> int:
-        """The token, which the code that serves must have drawn too.
+        """Return the token, after a check that the code that serves drew it too.
 
         Raises:
-            ConfigError: it drew another one.
+            ConfigError: If that code drew another token.
         """
         if int(served) != self.token and self.high - self.low > ROUNDING:
             raise ConfigError(f"token {int(served)} was drawn by a number that stands for token {self.token}")
@@ -148,7 +152,7 @@ class _Chosen(NamedTuple):
 
 
 class _Answers:
-    """What has been answered so far, over all rounds, and what is known of each random number by now."""
+    """The answers of all rounds so far, and the interval that each random number is known to lie in."""
 
     def __init__(self, script: Sequence[int], generator: random.Random | None) -> None:
         self.weight = 1.0
@@ -162,7 +166,7 @@ class _Answers:
         return self._known.get(address, (0.0, 1.0))
 
     def interval(self, address: Hashable, ends: list[float]) -> int:
-        """Which interval between consecutive ends, the first 0 and the last 1, the number at an address lies in."""
+        """Answer which interval between consecutive ends, from 0 to 1, the number at an address lies in."""
         low, high = self.known(address)
         intervals = list(itertools.pairwise(min(max(end, low), high) for end in ends))
         possible_indices = [index for index, (start, end) in enumerate(intervals) if end > start]
@@ -185,12 +189,12 @@ def outcomes(
     """Every result of a random procedure with its probability.
 
     Args:
-        run: asks the randomness it is given for everything random, and does the same for the same answers.
-        given: the first answers; only what follows them is enumerated.
-        what: the procedure's name in messages.
+        run: the procedure. It takes everything random from its argument, and does the same for the same answers.
+        given: the first answers, which are fixed; only later ones are enumerated.
+        what: the name of the procedure in messages.
 
     Raises:
-        ConfigError: there are more than 50,000 of them.
+        ConfigError: If there are more than 50,000 outcomes.
     """
     scripts: list[list[int]] = [[*given]]
     for count in itertools.count():

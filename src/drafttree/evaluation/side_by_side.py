@@ -1,4 +1,4 @@
-"""One prompt written by several decoders at once, as a race that is fair on a single machine."""
+"""Writes one prompt with several decoders at once, as a fair race on a single machine."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from drafttree.engine.generation import Chunk, Generation
 
 
 class SideBySide:
-    """Texts of one prompt, of which always the one that has taken least time goes on.
+    """Texts of one prompt, of which the one that has taken the least time always goes on.
 
-    So each decoder has the machine to itself while it computes, and all have taken about the same time whenever one
-    looks at them.
+    So each decoder has the machine to itself while it computes, and all texts have taken about the same time at any
+    moment.
 
     Args:
         decoders: the decoders, by name.
@@ -32,7 +32,7 @@ class SideBySide:
         return {name: request.metrics.seconds for name, request in self._requests.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Chunk]]:
-        """Yield the name of a decoder and what its next round has added, until all texts have ended."""
+        """Yield the name of a decoder and the chunk that its next round added, until all texts have ended."""
         while self._streams:
             name = min(self._streams, key=self.seconds.__getitem__)
             if chunk := next(self._streams[name], None):
@@ -41,5 +41,5 @@ class SideBySide:
                 del self._streams[name]
 
     def texts(self) -> dict[str, Generation]:
-        """The texts as far as they are written."""
+        """The texts so far, by name."""
         return {name: request.generation() for name, request in self._requests.items()}

@@ -1,14 +1,16 @@
-"""The exact law of texts, written alone or together by the loop that serves, over all draws and decisions.
+"""The exact law of texts: every draw and decision of the loop that serves is enumerated, for texts alone or in a batch.
 
-Texts are followed to their end: rounds without drafts, tokens that end a text, the last token, and what a batch decides
-from the rounds of all its texts. Or some rounds of a text are followed, behind a history of rounds that was drawn once.
-A verifier is lossless iff the texts, continued by the target where they have not ended, have the target's own law.
+Texts are followed to their end, which covers rounds without drafts, tokens that end a text, the last token, and what a
+batch decides from the rounds of all its texts. Or only some rounds of one text are followed, after earlier rounds that
+were drawn once. A verifier is lossless iff the texts have the target's own law; texts that have not ended are continued
+by the target.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
@@ -30,15 +32,14 @@ class Texts:
         seeds: the seeds of the texts.
         length: tokens of a text at most.
         eos: token ids that end a text.
-        batch: texts that an engine writes at once; None for one after the other, each alone.
+        batch: texts that an engine writes at once; None to write each alone, one after the other.
         levels: the most levels of a tree.
         costs: costs of passes, for policies that weigh them.
-        pause: rounds that drafting pauses for at first, where it may.
-        is_head: whether the draft is taken for a head, as of `ToyDecoder`.
-        processor: a logits processor of transformers' form, None for none.
-        rounds: the number of rounds of one text that are followed, in place of a length; None to follow texts to their
-            end.
-        earlier: the number of rounds before these, which are drawn once; the law is the one given what they drew.
+        pause: rounds that drafting pauses for at first, if it may pause.
+        is_head: whether the draft is taken for a head, as for `ToyDecoder`.
+        processor: a logits processor of transformers' form; None for none.
+        rounds: rounds of one text to follow, instead of `length` tokens; None to follow texts to their end.
+        earlier: rounds before these, which are drawn once; the law is conditional on what they drew.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -55,7 +56,7 @@ class Texts:
     earlier: int = 0
 
     def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
-        """The texts, by a decoder that has written none before."""
+        """Write the texts with a decoder that has written none before."""
         if self.rounds is not None:
             return [toy.rounds(self.prompts[0], self.earlier + self.rounds, options).generation()]
         request_options: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
@@ -70,7 +71,7 @@ class Texts:
         return [handle.result() for handle in handles]
 
     def next_law(self, target: TabularModel, text: Context, sampling: Sampling) -> dict[int, float]:
-        """The target's own law of the next token, behind a prompt and a part of a text."""
+        """The target's own law of the next token after a prompt and the beginning of a text."""
         probs = next_scores(target, text, sampling, self.processor).double().softmax(-1).tolist()
         return {token: probs[token] for token in target.tokens if token < target.vocab}
 
@@ -82,7 +83,7 @@ class Texts:
         verifier: type[Verifier],
         script: ScriptedRandom | None = None,
     ) -> ToyDecoder:
-        """A new decoder for them."""
+        """A new decoder for the texts; its random numbers are answered by the script if there is one."""
         settings: Any = {
             "costs": self.costs,
             "eos": self.eos,
@@ -100,11 +101,12 @@ class TextLaw:
     """The exact law of texts.
 
     Attributes:
-        texts: probability of every combination of texts, or of what the rounds have committed.
-        total_variation: distance from the target's law. Texts of a batch are independent under it; of texts that are
-            written alone, where equal seeds give equal numbers, each is compared by itself.
+        texts: the probability of every combination of texts, or of tokens that the rounds committed.
+        total_variation: distance from the target's law. Texts of a batch are compared together, as independent texts.
+            Texts written alone are compared each by itself, since equal seeds give equal numbers; the largest distance
+            counts.
         expected_accepted: mean drafted tokens accepted in a round.
-        lengths: probability of every number of drafted tokens that all texts have accepted.
+        lengths: the probability of every number of drafted tokens that all texts together accepted.
         reach: how far texts were tried.
         outcomes: the number of combinations of draws and decisions.
     """
@@ -132,7 +134,7 @@ def text_law(
     checked: bool = True,
     **sampling: float,
 ) -> TextLaw:
-    """The exact law of texts of a verifier that draws.
+    """The exact law of the texts of a verifier that draws tokens.
 
     Args:
         target: the toy target.
@@ -140,44 +142,92 @@ def text_law(
         policy: how the tree grows.
         verifier: what is accepted.
         texts: which texts are written, and how.
-        checked: refuse a pair that is not proven lossless; without it such a pair's bias can be looked at.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
-            draft_temperature (1).
+        checked: whether a pair that is not proven lossless is refused; False allows one to measure its bias.
+        **sampling: the options of `Sampling` except its seed, and draft_temperature; both temperatures are 1 unless
+            given.
 
     Raises:
-        ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
-            or a bonus that is no token, or an argument is none.
+        ConfigError: If the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are not a
+            path or a bonus that is not a token, or an argument is invalid.
     """
     options = toy_options(target, draft, policy, verifier, sampling, checked)
-    history = ScriptedRandom([], random.Random(len(texts.prompts[0]) - 1))
-    earlier_tokens: Context = ()
-    if texts.earlier:
-        toy = texts.decoder(target, draft, policy, verifier, history)
-        (earlier_generation,) = replace(texts, earlier=0, rounds=texts.earlier).write(toy, options)
-        earlier_tokens = tuple(earlier_generation.tokens)
-    earlier_answers = [answer for answer, _ in history.choices]
-    probabilities = dict[tuple[Context, ...], float]()
-    lengths = dict[int, float]()
-    expected_accepted = 0.0
-    reach = Reach()
-    count = 0
+    new_decoder = partial(texts.decoder, target, draft, policy, verifier)
+    history = _drawn_history(texts, new_decoder, options)
 
     def run(script: ScriptedRandom) -> tuple[ToyDecoder, list[Generation]]:
-        toy = texts.decoder(target, draft, policy, verifier, script)
+        toy = new_decoder(script)
         return toy, texts.write(toy, options)
 
-    for chance, (toy, generations) in outcomes(run, earlier_answers, pair_name(policy, verifier)):
-        weight = chance / history.weight
-        text = tuple(tuple(generation.tokens[len(earlier_tokens) :]) for generation in generations)
-        rounds = [[turn.accepted for turn in generation.metrics.rounds[texts.earlier :]] for generation in generations]
-        length = sum(map(sum, rounds))
-        probabilities[text] = probabilities.get(text, 0.0) + weight
-        lengths[length] = lengths.get(length, 0.0) + weight
-        expected_accepted += weight * sum(sum(counts) / len(counts) for counts in rounds) / len(generations)
-        reach |= toy.reach
-        count += 1
-    distance = _distance(target, texts, earlier_tokens, probabilities, Sampling.from_options(options))
-    return TextLaw(probabilities, distance, expected_accepted, lengths, reach, count)
+    tally = _Tally(texts.earlier, len(history.tokens))
+    for chance, (toy, generations) in outcomes(run, history.answers, pair_name(policy, verifier)):
+        tally.add(chance / history.chance, generations, toy.reach)
+    distance = _distance(target, texts, history.tokens, tally.probabilities, Sampling.from_options(options))
+    return TextLaw(
+        tally.probabilities, distance, tally.expected_accepted, tally.lengths, tally.reach, tally.outcome_count
+    )
+
+
+class _History(NamedTuple):
+    """What the earlier rounds of a text drew.
+
+    Attributes:
+        tokens: the tokens that they committed.
+        answers: the answers of their randomness, as `outcomes` takes them.
+        chance: the probability of these answers.
+    """
+
+    tokens: Context
+    answers: list[int]
+    chance: float
+
+
+def _drawn_history(
+    texts: Texts, new_decoder: Callable[[ScriptedRandom], ToyDecoder], options: Mapping[str, float]
+) -> _History:
+    """Draw the earlier rounds of a text, if there are any; the same texts give the same history."""
+    script = ScriptedRandom([], random.Random(len(texts.prompts[0]) - 1))
+    tokens: Context = ()
+    if texts.earlier:
+        (generation,) = replace(texts, earlier=0, rounds=texts.earlier).write(new_decoder(script), options)
+        tokens = tuple(generation.tokens)
+    return _History(tokens, [answer for answer, _ in script.choices], script.weight)
+
+
+class _Tally:
+    """Sums up the outcomes of texts to their law.
+
+    Args:
+        earlier: rounds at the beginning of each text that are not counted.
+        earlier_tokens: tokens that these rounds committed.
+
+    Attributes:
+        probabilities: as of `TextLaw.texts`; the others as of `TextLaw`.
+        outcome_count: outcomes so far.
+    """
+
+    def __init__(self, earlier: int, earlier_tokens: int) -> None:
+        self._earlier = earlier
+        self._earlier_tokens = earlier_tokens
+        self.probabilities = dict[tuple[Context, ...], float]()
+        self.lengths = dict[int, float]()
+        self.expected_accepted = 0.0
+        self.reach = Reach()
+        self.outcome_count = 0
+
+    def add(self, weight: float, generations: Sequence[Generation], reach: Reach) -> None:
+        """Add an outcome of this probability."""
+        text = tuple(tuple(generation.tokens[self._earlier_tokens :]) for generation in generations)
+        length = 0
+        mean_counts = list[float]()
+        for generation in generations:
+            accepted_counts = [turn.accepted for turn in generation.metrics.rounds[self._earlier :]]
+            length += sum(accepted_counts)
+            mean_counts.append(sum(accepted_counts) / len(accepted_counts))
+        self.probabilities[text] = self.probabilities.get(text, 0.0) + weight
+        self.lengths[length] = self.lengths.get(length, 0.0) + weight
+        self.expected_accepted += weight * sum(mean_counts) / len(generations)
+        self.reach |= reach
+        self.outcome_count += 1
 
 
 def law(
@@ -194,23 +244,23 @@ def law(
     costs: CostCurve = TOY_COSTS,
     **sampling: float,
 ) -> TextLaw:
-    """The exact law of some rounds of a text, by a policy and a verifier.
+    """The exact law of some rounds of a text that a policy and a verifier write.
 
     Args:
         target: the toy target.
         draft: the toy draft, of the same vocabulary.
         policy: how the tree grows.
         verifier: what is accepted.
-        levels: the tree is no deeper.
-        rounds: the number of rounds that are enumerated, with all their combinations.
-        earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
-        position: the position of the first root; the prompt is drawn, too.
+        levels: the most levels of a tree.
+        rounds: rounds to enumerate, with all their combinations.
+        earlier: rounds before them, which are drawn once; the law is conditional on what they drew and committed.
+        position: the position of the first root; the prompt up to it is drawn.
         checked: as for `text_law`.
         costs: costs of passes, for policies that weigh them.
         **sampling: as for `text_law`.
 
     Raises:
-        ConfigError: as for `text_law`.
+        ConfigError: As for `text_law`.
     """
     prompts = (drawn_prompt(target, position),)
     texts = Texts(prompts, levels=levels, costs=costs, rounds=rounds, earlier=earlier)
@@ -224,7 +274,7 @@ def _distance(
     found: Mapping[tuple[Context, ...], float],
     sampling: Sampling,
 ) -> float:
-    """Total variation between texts, behind what was drawn before, and the target's own."""
+    """Total variation between the law found of texts and the target's own, given the tokens drawn before."""
     target_laws = list[dict[Context, float]]()
     distances = list[float]()
     for index, prompt in enumerate(texts.prompts):
@@ -237,9 +287,9 @@ def _distance(
 def _cells(
     target: TabularModel, texts: Texts, context: Context, found: Mapping[Context, float], sampling: Sampling
 ) -> Iterator[tuple[Context, float, float]]:
-    """Beginnings of texts, of which each text has one, with their probability as found and under the target's law.
+    """Beginnings such that each text has exactly one, with their probability as found and under the target's law.
 
-    A text that ends while others that begin alike go on has ended with its rounds: the target continues it.
+    If a text ends where others that begin with it go on, its rounds have ended: the target continues it.
     """
     followers: dict[Context, set[int]] = {}
     for text in found:
@@ -260,7 +310,7 @@ def _cells(
 
 
 def _of_text(found: Mapping[tuple[Context, ...], float], place: int) -> dict[Context, float]:
-    """The law of one of the texts."""
+    """The law of one of the texts, given by its index."""
     probabilities: dict[Context, float] = {}
     for texts, weight in found.items():
         probabilities[texts[place]] = probabilities.get(texts[place], 0.0) + weight
@@ -272,7 +322,7 @@ def _total_variation(found: Mapping[Any, float], wanted: Mapping[Any, float]) ->
 
 
 def _independent(laws: Sequence[Mapping[Context, float]]) -> dict[tuple[Context, ...], float]:
-    """The law of texts that have nothing to do with each other."""
+    """The joint law of independent texts, by their laws."""
     joint_law: dict[tuple[Context, ...], float] = {(): 1.0}
     for marginal in laws:
         joint_law = {

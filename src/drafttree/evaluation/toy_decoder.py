@@ -1,4 +1,4 @@
-"""The decoder of toy models: the one that serves, with randomness that may be enumerated."""
+"""The decoder of toy models: the real one, with randomness that may be enumerated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from drafttree.verifiers.base import Verifier
 
 @dataclass(frozen=True)
 class Reach:
-    """How far texts were tried: nothing is said of what lies beyond.
+    """How far texts were tried; nothing is known beyond it.
 
     Attributes:
         rounds: the most rounds of a text.
@@ -50,7 +50,7 @@ class Reach:
 
 
 class SteppedEngine(Engine):
-    """An engine whose rounds run where `run` is called, so that they are the same whenever they are run again."""
+    """An engine without a thread, whose rounds run in `run`, so that every repetition is the same."""
 
     _thread: "_SteppedThread"
 
@@ -58,35 +58,35 @@ class SteppedEngine(Engine):
         return _SteppedThread(loop)
 
     def run(self) -> None:
-        """Write all texts that were submitted to their end."""
+        """Write all submitted texts to their end."""
         self._thread.run()
 
 
 class _SteppedThread(EngineThread):
-    """Takes requests as the thread of an engine does, and has none."""
+    """Takes requests as the thread of an engine does, without a thread."""
 
     def _begin(self) -> None:
-        """No thread begins."""
+        """Do nothing: there is no thread."""
 
     @property
     def closed(self) -> bool:
         return self._closing
 
     def check_open(self) -> None:
-        """Nobody closes it while it is used."""
+        """Do nothing: it is not closed while in use."""
 
     def close(self, *, drain: bool = False) -> None:
         self._closing = True
 
     def run(self) -> None:
-        """Rounds until nothing waits or runs."""
+        """Run rounds until no request waits or runs."""
         self._take_all()
         while self._loop.busy:
             self._loop.step()
 
 
 class _WatchedController(Controller):
-    """A controller that heeds a head's test after two rounds, where others need some thousand for it."""
+    """A controller that heeds the test of a head after two rounds instead of some thousand."""
 
     def reason(self, batch: int) -> str | None:
         if self._head_watch and self._head_watch.found.rounds > 1:
@@ -95,18 +95,18 @@ class _WatchedController(Controller):
 
 
 class ToyDecoder(Decoder):
-    """Writes texts of toy models and notes how far they go.
+    """Writes texts of toy models and records how far they go.
 
     Args:
         target: the toy target.
         draft: the toy draft; its vocabulary may be smaller.
         policy: how the tree grows.
-        verifier: what is accepted; a pair that is not lossless is not refused.
+        verifier: the verifier; it may be one that is not lossless with the policy.
         levels: the most levels of a tree.
         costs: costs of passes.
         eos: token ids that end a text.
-        script: answers for the numbers of all seeds; None for the numbers themselves.
-        pause: rounds that drafting pauses for at first, where it may.
+        script: answers for the random numbers of all seeds; None to use the numbers themselves.
+        pause: rounds that drafting pauses for at first, if it may pause.
         is_head: whether the draft is taken for a head, whose test then decides whether it drafts.
 
     Attributes:
@@ -150,16 +150,16 @@ class ToyDecoder(Decoder):
         return controller
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
-        """See `RoundObserver`: the reach is that of what was verified."""
+        """Do nothing; `settled` sees the tree that was verified."""
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
-        """Note how far a round goes; see `RoundObserver`."""
+        """Record how far a round goes; see `RoundObserver`."""
         rounds = len(request.metrics.rounds) + 1
         position = len(request.tokens) - turn.committed - 1
         self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
 
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
-        """A text after some rounds, which has room for more."""
+        """Write some rounds of a text, which has room for more."""
         request = self.new_request(prompt, max_new_tokens=(count + 1) * (self.levels + 1), **options)
         request.observer = self
         for _ in range(count):

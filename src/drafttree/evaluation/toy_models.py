@@ -1,4 +1,4 @@
-"""Toy models whose next-token distributions are written in a table: as target and as drafter of a `Decoder`."""
+"""Toy models, whose next-token distributions are rows of a table, as target and as drafter of a `Decoder`."""
 
 import copy
 import itertools
@@ -21,8 +21,8 @@ TOY_COSTS = CostCurve(
     overhead=0.1,
     plain_overhead=0.05,
 )
-"""Costs for the policies that weigh them: toy models take no time worth measuring. Up to 6 nodes are so cheap that
-trees grow wide and deep."""
+"""Costs for the policies that weigh them, since toy models take no time worth measuring. Up to 6 nodes are so cheap
+that trees grow wide and deep."""
 
 Context = tuple[int, ...]
 
@@ -35,15 +35,15 @@ class TabularModel:
         depth: contexts up to this length have rows of their own; longer ones use their last `depth` tokens.
         seed: the seed of the random rows.
         spread: standard deviation of the logits; larger is more peaked.
-        near: another table whose logits these perturb, such as a target for its draft.
+        near: a model to whose logits the random ones are added, such as the target of a draft.
 
     Attributes:
-        vocab: columns of its logits.
-        tokens: the ids of the tokens that its rows are about, in their order.
-        dtype: the dtype of its logits.
+        vocab: columns of the logits.
+        tokens: the token ids of the table's columns.
+        dtype: the dtype of the logits.
 
     Raises:
-        ConfigError: there are no tokens, or the depth is negative.
+        ConfigError: If there are no tokens, or the depth is negative.
     """
 
     def __init__(
@@ -66,15 +66,17 @@ class TabularModel:
         }
 
     def in_dtype(self, dtype: torch.dtype) -> "TabularModel":
-        """The model with its logits rounded to another dtype."""
+        """The same model with its logits rounded to another dtype."""
         model = copy.copy(self)
         model.dtype = dtype
         return model
 
     def over(self, tokens: Sequence[int], vocab: int) -> "TabularModel":
-        """The model over a larger vocabulary, in which its tokens have other ids and all other tokens are impossible.
+        """The same model over another vocabulary, in which all tokens but its own are impossible.
 
-        Tokens beyond the vocabulary are never proposed, though they may be in a context.
+        Args:
+            tokens: the ids of its tokens there. Ids beyond the vocabulary are never proposed, but may be in a context.
+            vocab: the number of tokens of the vocabulary.
         """
         model = copy.copy(self)
         model.tokens = tokens
@@ -82,7 +84,7 @@ class TabularModel:
         return model
 
     def logits(self, context: Context) -> Tensor:
-        """`[vocab]` for the tokens of a text but its first, which only gives a tree its root."""
+        """`[vocab]` logits after a text without its first token, which only serves as the root of a tree."""
         indices = {token: index for index, token in enumerate(self.tokens)}
         row = self.rows[tuple(indices[token] for token in context[-self.depth :]) if self.depth else ()].to(self.dtype)
         if len(self.tokens) == self.vocab:
@@ -99,7 +101,7 @@ class TabularModel:
 
 
 class TabularTarget:
-    """A `TabularModel` as a target, which reads each node's context from the rows of the KV cache it may attend to."""
+    """A `TabularModel` as a target, which reads each node's context from the KV cache rows that the node attends to."""
 
     shares_passes = False
 
@@ -107,7 +109,7 @@ class TabularTarget:
         self._table = table
         self.vocab_size = table.vocab
         self.nbytes = 0
-        self._layout = CacheLayout.uniform(1, 1, 1)  # one, so that texts go on from rows of others
+        self._layout = CacheLayout.uniform(1, 1, 1)  # with one head, so that texts reuse rows of other texts
         self.context: int | None = None
         self.rope_switch: int | None = None
         self.device = torch.device("cpu")
@@ -116,7 +118,7 @@ class TabularTarget:
         return TreeCache(self._layout, capacity)
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        states = torch.zeros(1, 1, dtype=torch.float64)  # which no toy drafter reads
+        states = torch.zeros(1, 1, dtype=torch.float64)  # no toy drafter reads them
         outputs = [self._score(segment) for segment in segments]
         return [
             Output(output.logits, (states.expand(1, segment.nodes, 1),) * len(hidden_layers))
@@ -124,27 +126,33 @@ class TabularTarget:
         ]
 
     def _score(self, segment: Segment) -> Output:
-        cache, tokens, positions, visible, scored_nodes = segment
-        ids = torch.from_numpy(tokens).double()[None, None, :, None]
-        position_values = torch.from_numpy(positions).double()[None, None, :, None]
-        keys, _ = cache.update(ids, position_values, 0)
-        row_tokens = [int(token) for token in keys.flatten().tolist()]
-        committed_tokens, drafted_tokens = row_tokens[: cache.length], row_tokens[cache.length :]
-        cache.grow(positions)
-        contexts = [
-            (*committed_tokens, *itertools.compress(drafted_tokens, row))[1:] for row in visible[scored_nodes].tolist()
-        ]
-        logits = [self._table.logits(context) for context in contexts]
+        committed_tokens, drafted_tokens = _cached_tokens(segment)
+        logits = []
+        for visible in segment.visible[segment.wanted].tolist():
+            context = (*committed_tokens, *itertools.compress(drafted_tokens, visible))[1:]
+            logits.append(self._table.logits(context))
         return Output(torch.stack(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
+
+
+def _cached_tokens(segment: Segment) -> tuple[list[int], list[int]]:
+    """Add the nodes of a segment to its KV cache; return the tokens of its committed and of its drafted rows."""
+    cache = segment.cache
+    ids = torch.from_numpy(segment.tokens).double()[None, None, :, None]
+    positions = torch.from_numpy(segment.positions).double()[None, None, :, None]
+    keys, _ = cache.update(ids, positions, 0)
+    tokens = [int(token) for token in keys.flatten().tolist()]
+    committed_tokens, drafted_tokens = tokens[: cache.length], tokens[cache.length :]
+    cache.grow(segment.positions)
+    return committed_tokens, drafted_tokens
 
 
 class TabularDrafter:
     """A `TabularModel` as a drafter.
 
     Args:
-        table: gives the distribution over the next token for every context.
+        table: the model.
         levels: the most levels of a tree.
-        is_head: whether it is taken for a head, which reads hidden states of the target and is tested.
+        is_head: whether it is taken for a head, which reads hidden states of the target and whose acceptance is tested.
     """
 
     def __init__(self, table: TabularModel, levels: int, *, is_head: bool = False) -> None:
@@ -160,7 +168,7 @@ class TabularDrafter:
 
 
 class TabularSession(Session):
-    """The text so far, and the contexts of the frontier."""
+    """A text's session, which keeps the text so far and the contexts of the frontier."""
 
     def __init__(self, table: TabularModel, prompt: list[int]) -> None:
         super().__init__(None, torch.device("cpu"))

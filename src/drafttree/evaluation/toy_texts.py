@@ -1,4 +1,4 @@
-"""Texts of toy models: what may be asked of them, and what they are token after token."""
+"""Texts of toy models: their options, and plain texts token after token."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 def pair_name(policy: TreePolicy, verifier: type[Verifier]) -> str:
-    """A pair in messages."""
+    """The name of a pair in messages."""
     return f"{type(policy).__name__} with {verifier.__name__}"
 
 
@@ -38,7 +38,11 @@ def toy_options(
     sampling: Mapping[str, float],
     checked: bool = True,
 ) -> dict[str, Any]:
-    """Check the arguments of `text_law.law`; the options of its requests but the seed."""
+    """Check the arguments of `text_law`; return the options of its requests, without the seed.
+
+    Raises:
+        ConfigError: If an argument is invalid or the pair is refused.
+    """
     if not isinstance(policy, TreePolicy):
         raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
     if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
@@ -54,12 +58,12 @@ def toy_options(
 
 
 def drawn_prompt(target: TabularModel, position: int) -> Context:
-    """Random tokens up to a position."""
+    """A prompt of random tokens, whose last one is at this position; the same for every call."""
     return tuple(random.Random(position).choices(target.tokens, k=position + 1))
 
 
 def next_scores(target: TabularModel, text: Sequence[int], sampling: Sampling, processor: Processor | None) -> Tensor:
-    """The target's scores `[vocab]` behind a text, prompt included, as a token is drawn by them."""
+    """The target's `[vocab]` scores for drawing the token after a text, which includes its prompt."""
     logits = target.logits(tuple(text[1:]))
     if processor:
         logits = processor(torch.tensor([text]), logits[None])[0]
@@ -74,7 +78,7 @@ def plain_text(
     eos: Context = (),
     processor: Processor | None = None,
 ) -> Context:
-    """The text after a prompt, token after token by the noise of the seed, up to a token of `eos`."""
+    """Write a text token after token, with the noise of the seed, up to a token of `eos`."""
     text = list(prompt)
     while len(text) < len(prompt) + length and (len(text) == len(prompt) or text[-1] not in eos):
         scores = next_scores(target, text, sampling, processor)
@@ -87,14 +91,14 @@ def plain_text(
 def trees(
     draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], levels: int = 3
 ) -> Iterator[tuple[float, DraftTree]]:
-    """Every tree a policy grows for a verifier, with its probability; one tree where children are selected."""
+    """Every tree that a policy grows for a verifier, with its probability; a single tree if children are selected."""
     return outcomes(lambda randomness: toy_tree(draft, policy, verifier, randomness, levels))
 
 
 def toy_tree(
     draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], randomness: Randomness, levels: int
 ) -> DraftTree:
-    """The tree a policy grows for a verifier with this randomness, below a root at position 0."""
+    """The tree that a policy grows for a verifier with this randomness, below a root at position 0."""
     toy = ToyDecoder(draft, draft, policy, verifier, levels)
     request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
     request.randomness = randomness

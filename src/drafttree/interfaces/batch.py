@@ -1,10 +1,10 @@
-"""A text for every line of a file: one record a line, in order, from which an interrupted run goes on.
+"""Generate a text for every line of a file, and append a record per line, in order; an interrupted run can continue.
 
-A line is a JSON object with "prompt" (text or token ids) or "messages", perhaps an "id", and options of
-`Decoder.generate`, or a string alone, which is a prompt. A record has the line's number, "id" and prompt, its text, why
-it ends and whether it is lossless; of a line that fails, the error. "input" is a digest of the line and of the
-command, by which a record is known again. A line may also be a request in the form of OpenAI's batches (see
-`drafttree.interfaces.batch_requests`); its record then has their form besides.
+A line is a JSON string, which is a prompt, or an object with "prompt" (text or token ids) or "messages", optionally an
+"id", and options of `Decoder.generate`. A record has the line's number, "id" and prompt, and its text, finish reason
+and whether it is lossless, or the error. Its "input" is a digest of line and command, by which a later run recognises
+it. A line may also be a request of OpenAI's batches (see `drafttree.interfaces.batch_requests`); its record then has
+the fields of OpenAI's records too.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from drafttree.interfaces.batch_requests import RequestLines
 
 LINES_AHEAD = 4
-"""Lines for each text at once that are submitted before the first of them has ended; a long one then holds up none."""
+"""Lines per running text that are submitted ahead of the oldest unfinished one, so that a long text delays no other."""
 
 OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "unstopped", "watermarking_config"}
-"""Options of `Decoder.generate` that JSON cannot say."""
+"""Options of `Decoder.generate` whose values JSON cannot express."""
 
 
 Records = Generator[dict[str, Any], None, None]
-"""Records as they are made, of which the last may never be asked for."""
+"""Records of lines, made when they are asked for; the generator may be closed before its end."""
 
 
 class Job(NamedTuple):
-    """A line to write a text for: its number, its JSON, and the digest of it and of the command."""
+    """A line to write a text for: its number, its JSON, and the digest of line and command."""
 
     line: int
     text: str
@@ -49,14 +49,14 @@ class Job(NamedTuple):
 
 @dataclass
 class BatchReport:
-    """What became of the lines.
+    """Figures of a run.
 
     Attributes:
-        lines: lines of the file, without blank ones.
-        skipped: lines that had a record already, failed ones included.
-        failures: number and error of each line that failed, in earlier runs too.
-        tokens: tokens generated in this run.
-        seconds: seconds in which they were generated, many texts at once.
+        lines: the number of lines, without blank ones.
+        skipped: the number of lines that had a record already, failed ones included.
+        failures: number and error of each failed line, also of earlier runs.
+        tokens: the number of tokens generated in this run.
+        seconds: wall-clock seconds of their generation.
     """
 
     lines: int
@@ -71,7 +71,7 @@ class BatchReport:
         return len(self.failures)
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Count the record of a line if it is an error."""
+        """Add the record of a line to the failures if it has an error."""
         if error := _error_of(record):
             self.failures.append({"line": record["line"], **error})
 
@@ -81,14 +81,14 @@ class BatchReport:
 
 
 def read_jobs(source: Path, command: object) -> list[Job]:
-    """The lines of a file, blank ones left out.
+    """Read the lines of a file, except blank ones.
 
     Args:
         source: a file with a prompt or a request on each line.
-        command: what else decides what the texts are.
+        command: the options that the texts depend on; they become part of each digest.
 
     Raises:
-        InputError: it cannot be read, holds nothing, or has one custom_id on two lines.
+        InputError: the file cannot be read, is empty, or has a custom_id on two lines.
     """
     lines = enumerate(read_text(source).removeprefix("\ufeff").split("\n"), start=1)
     jobs = [Job(number, line, _digest(line, command)) for number, line in lines if line.strip()]
@@ -99,7 +99,7 @@ def read_jobs(source: Path, command: object) -> list[Job]:
 
 
 def _check_custom_ids(source: Path, jobs: Sequence[Job]) -> None:
-    """Refuse two requests whose replies could not be told apart; what else is wrong with a line is its own error."""
+    """Refuse two requests with the same custom_id; other mistakes in a line become the error of its record."""
     first_lines = dict[str, int]()
     for job in jobs:
         custom_id = _custom_id(job)
@@ -113,7 +113,7 @@ def _check_custom_ids(source: Path, jobs: Sequence[Job]) -> None:
 
 
 def _custom_id(job: Job) -> str | None:
-    """The custom_id of a line, None where it has none that is text."""
+    """The custom_id of a line; None if it has none, or one that is not text."""
     try:
         custom_id = _entry(job.text).get("custom_id")
     except InputError:
@@ -130,10 +130,10 @@ def is_request(job: Job) -> bool:
 
 
 def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """The records of an earlier run of the same command; a line that was cut short is removed from the file.
+    """Read the records of an earlier run of the same command, and remove an incomplete last line from the file.
 
     Raises:
-        InputError: the file cannot be written, or holds something else.
+        InputError: the file cannot be written, or has other content than these records.
     """
     records = []
     for number, line in enumerate(whole_lines(target), start=1):
@@ -155,13 +155,13 @@ def run_batch(
     records: Sequence[Mapping[str, Any]],
     progress: Callable[[str], None] = lambda _: None,
 ) -> BatchReport:
-    """Add the records of the lines that have none yet to a file, each when it is made.
+    """Append the records of the remaining lines to a file, each as soon as it is made.
 
     Args:
-        made: the records, in the order of the lines; see `write_texts`. It is closed in the end.
-        jobs: the lines, as `read_jobs` gives them.
+        made: the new records, in the order of the lines, from `write_texts`; closed at the end.
+        jobs: all lines, from `read_jobs`.
         target: the file that records are appended to.
-        records: the records that are there already, as `read_records` gives them.
+        records: the records that the file has already, from `read_records`.
         progress: called after every line with its number.
 
     Raises:
@@ -188,24 +188,26 @@ def write_texts(
     max_batch: int = MAX_BATCH,
     names: Sequence[str] = (),
 ) -> Records:
-    """The records of lines in their order, many texts at once; those of a failed line have an "error".
+    """Write the texts of lines, many at once, and yield their records in the order of the lines.
+
+    The record of a failed line has an "error".
 
     Args:
         decoder: writes the texts.
-        jobs: the lines, as `read_jobs` gives them.
-        options: options of `Decoder.generate`, where a line does not have its own; requests say all by themselves.
-        max_batch: texts at once, at most.
-        names: the names by which requests call the model, none for the target's own.
+        jobs: the lines, from `read_jobs`.
+        options: options of `Decoder.generate` that a line does not have itself; requests do not use them.
+        max_batch: the most texts at once.
+        names: model names that requests may use; if empty, the target's own name.
 
     Raises:
-        ConfigError: `max_batch` is no whole number of at least 1.
+        ConfigError: `max_batch` is not a whole number of at least 1.
     """
     with closing(LineWriter(decoder, options, max_batch, names)) as writer:
         yield from writer.records(jobs, LINES_AHEAD * max_batch)
 
 
 class LineWriter:
-    """Writes the texts of lines, many at once. For its arguments and errors see `write_texts`."""
+    """Writes the texts of lines, many at once. Arguments and errors are those of `write_texts`."""
 
     def __init__(
         self, decoder: "Decoder", options: Mapping[str, Any], max_batch: int, names: Sequence[str] = ()
@@ -221,11 +223,11 @@ class LineWriter:
         self._ends.callback(self._engine.close)
 
     def records(self, jobs: Sequence[Job], ahead: int) -> Records:
-        """The records of lines in their order.
+        """Yield the records of lines in their order.
 
         Args:
-            jobs: the lines, as `read_jobs` gives them.
-            ahead: lines that are submitted before the record of the first is given out.
+            jobs: the lines, from `read_jobs`.
+            ahead: the number of lines that are submitted ahead of the line whose record is waited for.
         """
         pending_records: deque[Callable[[], dict[str, Any]]] = deque()
         for job in jobs:
@@ -235,7 +237,7 @@ class LineWriter:
         yield from (record() for record in pending_records)
 
     def close(self) -> None:
-        """End all texts."""
+        """Cancel all texts, and close the engine."""
         self._ends.close()
 
     @cached_property
@@ -247,7 +249,7 @@ class LineWriter:
         return request_lines
 
     def _submit(self, job: Job) -> Callable[[], dict[str, Any]]:
-        """Begin the text of a line; what is returned waits for its record."""
+        """Submit the text of a line; return a function that waits for its record."""
         head: dict[str, Any] = {"line": job.line, "input": job.digest}
         try:
             entry = _entry(job.text)
@@ -263,12 +265,17 @@ class LineWriter:
             options: dict[str, Any] = {**self._options, **entry}
             handle = self._engine.submit(prompt, **options)
             return partial(_record_of, head, lambda: _record(handle.result()))
-        except Exception as error:  # whatever it is, the other lines have nothing to do with it
+        except Exception as error:  # of any kind: other lines are unaffected
             return partial(_record_of, head, error)
 
 
 def _record_of(head: dict[str, Any], text: "Callable[[], dict[str, Any]] | Exception") -> dict[str, Any]:
-    """The record of a line, when its text has ended."""
+    """The record of a line, once its text has ended or failed.
+
+    Args:
+        head: the fields of the record that are known before.
+        text: waits for the other fields; or the error of a line that could not be submitted.
+    """
     try:
         if isinstance(text, Exception):
             raise text
@@ -284,7 +291,7 @@ def _is_request(entry: Mapping[str, Any]) -> bool:
 
 
 def _error_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The type and the message of the error of a record, which a reply has in its body; None for none."""
+    """Type and message of a record's error, which a reply has in its body; None without an error."""
     error = record.get("error") or _body_of(record).get("error")
     return error and {"type": error.get("code") or error["type"], "message": error["message"]}
 
@@ -299,7 +306,11 @@ def _body_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _entry(text: str) -> dict[str, Any]:
-    """The object of a line; a string alone is a prompt."""
+    """Parse a line to its object; a string becomes one with that prompt.
+
+    Raises:
+        InputError: the line is not JSON, or neither an object nor a string.
+    """
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -310,7 +321,11 @@ def _entry(text: str) -> dict[str, Any]:
 
 
 def _prompt(entry: dict[str, Any]) -> Any:
-    """Take the prompt or the messages out of a line's object."""
+    """Remove the prompt or the messages from a line's object, and return them.
+
+    Raises:
+        InputError: the object has both or neither, or one of another type.
+    """
     if ("prompt" in entry) == ("messages" in entry):
         field_names = "both prompt and messages" if "prompt" in entry else "neither prompt nor messages"
         raise InputError(f"{field_names} in it; give one of them")

@@ -1,6 +1,6 @@
-"""Lines of `drafttree batch` in the form of OpenAI's batches: "custom_id", "method", "url" and "body".
+"""Lines of `drafttree batch` that are requests of OpenAI's batches: "custom_id", "method", "url" and "body".
 
-The server's application answers them in this process, so a reply is the one that `drafttree serve` would send.
+The server's application answers them in this process, so replies are the same as from `drafttree serve`.
 """
 
 import json
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 JSON = {"Content-Type": "application/json"}
 UNBOUNDED = 1 << 40
-"""Waiting texts: those of the lines ahead are never refused, whatever their `n`."""
+"""Waiting texts of the application: lines submitted ahead are never refused, whatever their `n`."""
 
 
 class RequestLines:
-    """The server's application, and a loop in which it answers requests.
+    """The server's application, with an event loop of its own that answers requests.
 
     Args:
         decoder: writes the texts.
-        names: the names by which requests call the model, none for the target's own.
-        max_batch: texts at once, at most.
+        names: model names that requests may use; if empty, the target's own name.
+        max_batch: the most texts at once.
     """
 
     def __init__(self, decoder: "Decoder", names: Sequence[str], max_batch: int) -> None:
@@ -44,13 +44,13 @@ class RequestLines:
         self._client = AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         self._ends = ExitStack()
         self._portal = self._ends.enter_context(start_blocking_portal())
-        self._ends.callback(app.state.serving.engine.close)  # first of all, so that nothing is left to wait for
+        self._ends.callback(app.state.serving.engine.close)  # it ends before the event loop, which waits for all texts
 
     def submit(self, entry: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-        """Send the request of a line; what is returned waits for its reply.
+        """Send the request of a line; return a function that waits for its reply.
 
         Raises:
-            InputError: the line is wrong in a way that the server could not tell.
+            InputError: the line is malformed in a way that the server would not notice.
         """
         custom_id = entry.get("custom_id")
         method = entry.get("method")
@@ -82,5 +82,5 @@ class RequestLines:
         return wait
 
     def close(self) -> None:
-        """End all texts."""
+        """Cancel all texts, and end the event loop."""
         self._ends.close()

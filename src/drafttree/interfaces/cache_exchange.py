@@ -1,4 +1,4 @@
-"""`past_key_values`: a text goes on from a cache of transformers, and leaves one to go on from."""
+"""`past_key_values`: a text continues from a KV cache of transformers, and its rows are written back to one."""
 
 from typing import Any, TypeGuard
 
@@ -14,16 +14,17 @@ from drafttree.models.cache.kv_cache import CacheLayout
 
 
 def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], reads_hidden: bool) -> None:
-    """Refuse a cache of the caller's that a text cannot go on from or be written to.
+    """Refuse a cache of the caller's that a text cannot continue from or be written to.
 
     Args:
-        cache: the cache of transformers; one that it has made itself is not looked at.
-        input_ids: `[batch, length]` the whole prompts, those of the cached tokens included.
+        cache: the cache of transformers; one that transformers has made itself is not checked.
+        input_ids: `[batch, length]` the whole prompts, cached tokens included.
         padding: left padding of each prompt.
         reads_hidden: whether the drafter needs the target's hidden states of every token.
 
     Raises:
-        ConfigError: names what is wrong with it.
+        ConfigError: the cache is no DynamicCache, belongs to several or padded prompts, is not shorter than the prompt,
+            or lacks the hidden states that the drafter needs.
     """
     if not _is_given(cache):
         return
@@ -42,32 +43,32 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
 
 
 def cache_to_fill(cache: Cache | None, padding: list[int], config: GenerationConfig) -> Cache | None:
-    """The cache that the text's rows are wanted in, None for none and for several or padded prompts."""
+    """The cache to write the text's rows to; None if none is wanted, and for several or padded prompts."""
     needs_cache = config.return_dict_in_generate or _is_given(cache)
     return cache if needs_cache and type(cache) is DynamicCache and padding == [0] else None
 
 
 def _layers(cache: Cache) -> list[Any]:
-    """The layers of a cache, which differ in class and so have no common fields."""
+    """The layers of a cache, untyped because their classes have no common fields."""
     return list(cache.layers)
 
 
 def _is_given(cache: Cache | None) -> TypeGuard[Cache]:
-    """Whether the caller gave the cache; else it is an empty one of transformers, or there is none."""
+    """Whether the caller gave the cache; otherwise it is an empty one that transformers made, or None."""
     return getattr(cache, "_is_user_defined", False)
 
 
 @torch.inference_mode()
 def read_cache(source: Cache | None, request: Request, switch: int | None) -> None:
-    """Commit the rows of a checked cache, if there are any that hold for this text, to the empty one of a new request.
+    """Copy the rows of a checked cache, if they are valid for this text, to the empty KV cache of a new request.
 
     Args:
         source: the checked cache.
         request: a request that has read nothing yet.
-        switch: `rope_switch` of the target. A text beyond it is read anew where the rows are those of a shorter one.
+        switch: `rope_switch` of the target. Rows of a text up to it are invalid for a longer one, which is read again.
 
     Raises:
-        ConfigError: the cache is another model's, lacks rows, or the target's layers keep more than rows.
+        ConfigError: the cache is another model's, lacks rows, or the target has recurrent layers.
     """
     cache = request.cache
     if _is_given(source) and not cache.has_only_rows:
@@ -84,9 +85,10 @@ def read_cache(source: Cache | None, request: Request, switch: int | None) -> No
 
 
 def _checked_layers(source: Cache, layout: CacheLayout, rows: int) -> list[Any]:
-    """The layers of a cache that hold keys and values, if they are as a model of this layout keeps them.
+    """The layers of a cache that have keys and values; layers that share those of others (Gemma 4) have none.
 
-    Layers that share those of others (Gemma 4) come last and hold none.
+    Raises:
+        ConfigError: their number or shapes differ from `layout`, or they have fewer than `rows` rows.
     """
     layers = [layer for layer in _layers(source) if getattr(layer, "keys", None) is not None]
     if len(layers) != len(layout.slots):
@@ -110,10 +112,19 @@ def _another(found: str, own: str) -> ConfigError:
 
 
 def write_cache(request: Request, target: Cache | None, switch: int | None, config: PreTrainedConfig) -> Cache | None:
-    """A cache after appending the rows of a finished text that it lacks: all but the last token's, as stock `generate`.
+    """Append the missing rows of a finished text to a cache: all but the last token's, as stock `generate` does.
 
-    None where none is wanted, and for models with recurrent layers. As there, a text that has outgrown `switch` since
-    the cache was filled returns a new one, because all its rows have changed.
+    If the text has grown beyond `switch` since the cache was filled, all rows have changed, so a new cache is returned,
+    also as stock `generate` does.
+
+    Args:
+        request: the finished request.
+        target: the cache to fill; None for none.
+        switch: `rope_switch` of the target model.
+        config: the config of the target model.
+
+    Returns:
+        The filled cache; None without `target`, and for models with recurrent layers.
     """
     if target is None or not request.cache.has_only_rows:
         return None

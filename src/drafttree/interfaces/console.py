@@ -15,7 +15,7 @@ from rich.text import Text
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error; what it gives says what was done, and advances it by one or by a number."""
+    """Context manager: a progress bar on standard error, advanced by calling its value with a text and an amount."""
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -25,7 +25,7 @@ def progress(total: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say on standard error what takes a while: on a terminal beside a spinner that goes away, else in a line."""
+    """Context manager: say on standard error what takes time, beside a spinner on a terminal, else in a line."""
     console = make_console(stderr=True)
     if console.is_terminal:
         with console.status(Text(what, style="dim")):
@@ -36,13 +36,13 @@ def working(what: str) -> Iterator[None]:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, of unlimited width if output goes elsewhere."""
+    """A console as wide as the terminal, or of unlimited width if the output is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
 
 
 def make_table(*columns: str, right: int = 0) -> Table:
-    """An empty table whose last `right` columns, or those after the first, are numbers."""
+    """An empty table, in which the `right` columns after the first are aligned to the right, as numbers."""
     table = Table(box=None, header_style="bold", title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
     numbers = range(1, 1 + right)
     for index, column in enumerate(columns):
@@ -51,7 +51,7 @@ def make_table(*columns: str, right: int = 0) -> Table:
 
 
 def print_json(report: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own; JSON has no number without an end, so such are null."""
+    """Print a JSON object on one line; infinite numbers and NaN, which JSON does not have, become null."""
     print(json.dumps(_finite(report), ensure_ascii=False, allow_nan=False))
 
 

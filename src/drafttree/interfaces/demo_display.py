@@ -1,4 +1,4 @@
-"""Texts side by side in the terminal while they are written."""
+"""Shows texts side by side in the terminal while they are written."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -13,13 +13,13 @@ from drafttree.evaluation.side_by_side import SideBySide
 from drafttree.interfaces.display import DRAFTED
 
 REFRESH = 12
-"""Pictures a second."""
+"""Updates of the screen per second."""
 LINES = 14
-"""Lines of each text that are shown, the last ones."""
+"""The most lines that are shown of each text; its last ones."""
 
 
 def show_side_by_side(console: Console, prompt: str, race: SideBySide) -> None:
-    """Let a race run, and on a terminal show its texts in columns: characters of accepted drafts are green."""
+    """Run a race; on a terminal, show its texts in columns, with characters of accepted drafts in green."""
     texts = {name: Text(prompt, style="dim") for name in race.seconds}
     tokens = dict.fromkeys(race.seconds, 0)
     with Live(console=console, refresh_per_second=REFRESH, auto_refresh=False) as live:

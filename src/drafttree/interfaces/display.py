@@ -1,4 +1,4 @@
-"""Printing of results on a terminal or into a pipe."""
+"""Prints results on a terminal or into a pipe."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -25,7 +25,7 @@ PART = "INTERRUPTED: this is not all of it."
 
 
 def show_inspection(found: Inspection) -> None:
-    """An inspection, one fact a line, with the problems that keep the folder from being loaded."""
+    """Print an inspection, one fact per line, with the problems that prevent loading."""
     facts: dict[str, object] = {"kind": found.kind}
     facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
     facts |= found.details
@@ -39,7 +39,7 @@ def show_inspection(found: Inspection) -> None:
 
 
 def show_chunk(console: Console, chunk: Chunk) -> None:
-    """The text that a round adds; on a terminal, characters of accepted drafted tokens are green."""
+    """Print the text of a round; on a terminal, characters of accepted drafted tokens are green."""
     if not console.is_terminal:
         print(chunk.text, end="", flush=True)
         return
@@ -50,7 +50,7 @@ def show_chunk(console: Console, chunk: Chunk) -> None:
 
 
 def show_speed(generation: Generation) -> None:
-    """One line on standard error after a text."""
+    """Print the speed of a text, in one line on standard error."""
     metrics = generation.metrics
     line = f"{metrics.tokens} tokens, {metrics.tokens_per_second:.1f} tokens/s, "
     line += f"{metrics.mean_accepted_tokens:.2f} tokens per target pass ({generation.finish_reason})"
@@ -58,13 +58,13 @@ def show_speed(generation: Generation) -> None:
 
 
 def show_lossy(fidelity: Fidelity) -> None:
-    """One line on standard error where texts are not lossless, and nothing where they are."""
+    """Say on standard error if texts are not lossless; print nothing if they are."""
     if not fidelity.lossless:
         make_console(stderr=True).print(_fidelity(fidelity), soft_wrap=True)
 
 
 def show_comparison(compared: Comparison, policy: str) -> None:
-    """Speeds side by side, the terms of the law, and what they mean in plain words."""
+    """Print the speeds, the terms of the law of speedup, and their meaning in plain words."""
     console = make_console()
     is_certain = not compared.speedup.doubt
     table = make_table("", "tokens/s", *(["ratio"] if is_certain else []), right=2)
@@ -89,7 +89,7 @@ def show_comparison(compared: Comparison, policy: str) -> None:
 
 
 def law_table(speedup: Speedup) -> Table:
-    """The law's terms with their meaning, and R predicted and measured."""
+    """A table of the law's terms with their meaning, and of the predicted and the measured speedup R."""
     law = speedup.law
     nodes = speedup.drafted.mean_nodes
     table = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
@@ -109,7 +109,7 @@ def law_table(speedup: Speedup) -> Table:
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
-    """Per policy how many texts are identical, every difference, and the two conclusions."""
+    """Print the number of identical texts per policy, each difference, and the two conclusions."""
     console = make_console()
     header = (f"as {certificate.reference}", "ties", "widest tie", "law", "as plain decoding token for token")
     table = make_table("policy", *header)
@@ -125,7 +125,7 @@ def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
 
 
 def show_enumeration(result: PairSweep) -> None:
-    """The verdict on every pair, what was found of those that were tried, and why the others are refused."""
+    """Print the verdict on each pair, the findings on those that were enumerated, and why others are refused."""
     console = make_console()
     findings = result.findings
     verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
@@ -160,7 +160,7 @@ def show_enumeration(result: PairSweep) -> None:
 
 
 def _show_serving(console: Console, serving: ServingChecks) -> None:
-    """What was found of random numbers and of weights that are edited."""
+    """Print the findings on random numbers and on edited weights."""
     numbers = serving.numbers
     edits = serving.edits
     test_counts = f"{numbers.tests} tests of {numbers.streams} streams of {numbers.seeds:,} seeds"
@@ -172,7 +172,7 @@ def _show_serving(console: Console, serving: ServingChecks) -> None:
 
 
 def _bounds(reach: Reach) -> str:
-    """How far texts were tried."""
+    """How far texts were enumerated, in words."""
     trees = f"trees of up to {reach.siblings} siblings and {reach.levels} levels"
     texts = f"up to {reach.rounds} rounds of a text, roots up to position {reach.position}"
     return f"{texts}, {trees}, up to {reach.columns:,} columns, up to {reach.texts} texts at once, float64 and float32"
@@ -255,5 +255,5 @@ def _text_advice(certificate: Certificate) -> str:
 
 
 def _verdict(result: PairSweep, passed: str, failed: str) -> str:
-    """What a result amounts to, unless it is only a part."""
+    """The conclusion of a complete result; for a partial one, that it is partial."""
     return PART if result.interrupted else passed if result.passed else failed

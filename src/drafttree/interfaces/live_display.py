@@ -1,4 +1,4 @@
-"""Printing of a certificate of a pair that writes texts."""
+"""Prints the certificate of a pair of policy and verifier that was tested while it wrote texts."""
 
 import math
 
@@ -17,7 +17,7 @@ UNSEEN = (
 
 
 def show_live_certificate(certificate: LiveCertificate) -> None:
-    """The e-value of every bet and of all, what they could have shown, and the conclusion."""
+    """Print the e-value of each bet and of all, what they could have detected, and the conclusion."""
     console = make_console()
     totals = certificate.written
     evidence = certificate.written.evidence
@@ -46,7 +46,7 @@ def show_live_certificate(certificate: LiveCertificate) -> None:
 
 
 def e_value_of(logarithm: float) -> str:
-    """An e-value by its natural logarithm, which may be too large for a number."""
+    """Format an e-value, given by its natural logarithm because it may overflow a float."""
     exponent = logarithm / math.log(10)
     return f"{math.exp(logarithm):.3g}" if abs(exponent) < 6 else f"10^{exponent:.1f}"
 

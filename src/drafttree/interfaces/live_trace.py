@@ -1,4 +1,4 @@
-"""Draft trees that grow in the terminal while a text is written."""
+"""Shows draft trees in the terminal while a text is written."""
 
 import time
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ STYLES = {
 }
 GROWING = "cyan"
 TEXT_ROWS, OTHER_ROWS = 5, 4
-"""Rows of the text above the tree, and of what else is not the tree."""
+"""Rows of the text above the tree, and of other lines besides the tree."""
 
 
 def show_live(tracer: Tracer, pace: float) -> None:
-    """Write a text and show every round's tree for a time.
+    """Write a text, and show the tree of each round.
 
     Args:
         tracer: the tracer of the text.
-        pace: seconds for a round: half of them the tree grows, then the verdict is shown.
+        pace: seconds per round; the tree grows for half of them, then its verdict is shown.
     """
     console = make_console()
     text = Text(tracer.prompt, style="dim")
@@ -46,14 +46,14 @@ def show_live(tracer: Tracer, pace: float) -> None:
 
 
 def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType, console: Console) -> Group:
-    """The end of the text, a line about the round, and its tree."""
+    """A screen with the end of the text, a line about the round, and its tree."""
     head = Line(f"round {number}: {turn.size - 1} drafted", align="left", style="dim")
     last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
     return Group(last_rows, head, picture)
 
 
 def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
-    """The tree of a round level by level, then with its verdict; at most so many nodes."""
+    """Yield pictures of a round's tree: level by level, then with its verdict; at most `rows` nodes each."""
     visible_nodes = most_probable(turn, max(rows, 3))
     for depth in range(1, 1 + max(turn.nodes[node].depth for node in visible_nodes)):
         yield drawn(turn, [node for node in visible_nodes if turn.nodes[node].depth <= depth], judged=False)
@@ -65,7 +65,7 @@ def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
 
 
 def most_probable(turn: TracedRound, count: int) -> list[int]:
-    """The accepted path and the nodes of the tree with the most probable paths, in breadth-first order."""
+    """Up to `count` nodes in breadth-first order: the accepted path, and those with the most probable paths."""
     paths: list[float] = []
     for node in turn.nodes[: turn.size]:
         paths.append(1.0 if node.parent < 0 else paths[node.parent] * (node.draft or 0.0))
@@ -74,7 +74,13 @@ def most_probable(turn: TracedRound, count: int) -> list[int]:
 
 
 def drawn(turn: TracedRound, shown: list[int], *, judged: bool) -> Tree:
-    """Some nodes of a round's tree, their parents among them; the bonus token too once they are judged."""
+    """A picture of some nodes of a round's tree.
+
+    Args:
+        turn: the round.
+        shown: the nodes, which include their parents.
+        judged: whether to show the verdict, with the bonus token.
+    """
     branches = {0: Tree(_label(turn.nodes[0], judged), guide_style="dim")}
     for node in shown[1:]:
         traced_node = turn.nodes[node]
@@ -85,7 +91,7 @@ def drawn(turn: TracedRound, shown: list[int], *, judged: bool) -> Tree:
 
 
 def written(turn: TracedRound) -> Text:
-    """The tokens that a round adds to the text."""
+    """The text that a round adds, in colours."""
     tokens = [*(turn.nodes[node] for node in turn.path[1:]), turn.bonus][: turn.committed]
     return Text.assemble(*((node.text, f"not dim {STYLES[node.outcome]}") for node in tokens))
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments that transformers' `generate` has prepared, and the options taken from them."""
+"""Checks the arguments that transformers' `generate` has prepared, and reads options from them."""
 
 import math
 import sys
@@ -30,7 +30,7 @@ from drafttree.models.module.module_inputs import CACHE_NAMES
 
 SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", "tokenizer", "attention_mask"}
 SERVED |= {*CACHE_NAMES, "input_ids", "inputs"}
-"""What `custom_generate` serves although `Decoder.generate` refuses it."""
+"""Options that `custom_generate` supports although `Decoder.generate` refuses them."""
 INPUTS = {"attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep", "cache_position"}
 WARPERS: dict[type, tuple[str, str] | None] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -43,11 +43,11 @@ WARPERS: dict[type, tuple[str, str] | None] = {
     EtaLogitsWarper: ("eta_cutoff", "epsilon"),
     LogitNormalization: None,
 }
-"""In transformers' order: the option of `Decoder.new_request` that does the same, and its value's attribute."""
+"""Warpers in transformers' order: the equivalent option of `Decoder.new_request`, and the attribute with its value."""
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Refuse the options of the generation config that would be ignored."""
+    """Refuse options of the generation config that drafttree would ignore."""
     for name, refused_field in REFUSED.items():
         value = getattr(config, name, None)
         if name not in SERVED and not refused_field.accepts(value):
@@ -55,7 +55,7 @@ def check_config(config: GenerationConfig) -> None:
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
-    """Refuse inputs of the model other than tokens."""
+    """Refuse an empty prompt, and inputs of the model other than tokens."""
     for name, value in model_kwargs.items():
         is_empty = value is None or (isinstance(value, dict) and not value)
         if name not in INPUTS and not is_empty:
@@ -65,7 +65,7 @@ def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
 
 
 def check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
-    """Refuse what several prompts that run one after another cannot honour."""
+    """Refuse a streamer and stopping criteria that do not work for several prompts, which run one after another."""
     if size == 1:
         return
     if streamer is not None:
@@ -82,10 +82,11 @@ def eos_ids(config: GenerationConfig) -> list[int]:
 
 
 def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
-    """The prepared processors up to the last warpers, and those as sampling options of `Decoder.new_request`.
+    """Split off the warpers at the end: return the processors before them, and sampling options equal to them.
 
-    Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
-    exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.
+    The options are those of `Decoder.new_request`; without `do_sample` there are none. A warper stays a processor if it
+    is out of transformers' order, or does not exclude tokens altogether; its scores are the same, but it runs once per
+    level of a draft tree.
     """
     logits_processors = list(processors)
     if not do_sample:
@@ -109,14 +110,23 @@ def _place(processor: LogitsProcessor) -> int:
 
 
 def _plain(warper: LogitsProcessor) -> bool:
-    """True for a warper that gives excluded tokens -inf and may leave a single token."""
+    """Whether a warper sets excluded tokens to -inf and may leave a single token."""
     return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
 def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
     """The number of padding tokens on the left of each prompt.
 
-    Where every entry of a mask is 1, transformers passes on the position_ids that it has made of it, and no mask.
+    If every entry of a mask is 1, transformers passes the position_ids that it made from it, and no mask.
+
+    Args:
+        input_ids: `[batch, length]` token ids.
+        mask: `[batch, length]` attention mask; None for all ones.
+        positions: position ids, see `_agree`; None for the default ones.
+
+    Raises:
+        ConfigError: the mask or the positions have another shape, the mask has padding other than on the left, or the
+            positions are not those of the mask.
     """
     tokens = input_ids.shape[1]
     if mask is not None and mask.shape != input_ids.shape:
@@ -140,8 +150,8 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
 
 
 def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
-    """True if position ids, one row for all prompts or one for each, are as expected at all tokens but padding.
+    """Whether position ids, in one row for all prompts or one for each, are as expected except at padding.
 
-    Models of images have positions in several dimensions, `[dimensions, batch, tokens]`, which are equal for text.
+    Multimodal models have positions in several dimensions, `[dimensions, batch, tokens]`, which are equal for text.
     """
     return positions.ndim in (2, 3) and bool(((positions == expected) | ~real).all())

@@ -1,7 +1,7 @@
-"""Texts written by many processes of a Ray cluster, one engine each.
+"""Texts written by the processes of a Ray cluster, each with its own engine.
 
-Ray Data hands the lines out in blocks and gives the records back in order. A process that dies is started again and
-its blocks are written anew; a text is a function of its prompt and seed, so it is the same one.
+Ray Data distributes the lines in blocks and returns the records in order. If a process dies, Ray starts another and
+its blocks are written again; texts depend only on prompt and seed, so they stay the same.
 """
 
 import json
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 REFUSAL = "refusal"
-"""Key of a record that holds the class and the message of an error, which is no line's."""
+"""Key of a record with the class and message of an error that concerns no single line."""
 
 
 class Worker:
-    """An engine in a process of Ray, which stays for all blocks that the process is handed.
+    """An engine in a process of Ray, which writes all blocks of that process.
 
     Args:
-        load: makes the decoder, when the first lines come.
-        options: options of `Decoder.generate`, where a line does not have its own.
-        max_batch: texts at once, at most.
-        names: the names by which requests call the model, none for the target's own.
+        load: makes the decoder, when the first block arrives.
+        options: as for `write_texts`.
+        max_batch: as for `write_texts`.
+        names: as for `write_texts`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Worker:
         return LineWriter(self._load(), *self._arguments)
 
     def __call__(self, block: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-        """The records of a block of lines, as JSON; or one that tells why there is no decoder."""
+        """The records of a block of lines, as JSON; if the decoder cannot be loaded, one `REFUSAL` record."""
         columns = (block[name] for name in Job._fields)
         jobs = [Job(int(line), str(text), str(digest)) for line, text, digest in zip(*columns, strict=True)]
         try:
@@ -67,15 +67,15 @@ class WorkerShare(NamedTuple):
 
 
 def share_cluster(nodes: Sequence[Mapping[str, float]], workers: int | None, *, use_gpus: bool = True) -> WorkerShare:
-    """Share the machines of a cluster among workers, each of which runs on one of them.
+    """Divide the cores or GPUs of a cluster among workers, each of which runs on one machine.
 
     Args:
-        nodes: what each machine has ("CPU", "GPU").
-        workers: the number of workers; None for one per GPU, or one in all where there are none.
-        use_gpus: whether workers compute on GPUs where there are some.
+        nodes: per machine, the numbers of its cores ("CPU") and GPUs ("GPU").
+        workers: the number of workers; None for one per GPU, or a single one without GPUs.
+        use_gpus: whether workers use GPUs if there are any.
 
     Raises:
-        ConfigError: there are too few cores or GPUs for so many.
+        ConfigError: there are too few cores or GPUs for the workers.
     """
     resource = "GPU" if use_gpus and any(node.get("GPU") for node in nodes) else "CPU"
     counts = [int(node.get(resource, 0)) for node in nodes]
@@ -91,15 +91,15 @@ def share_cluster(nodes: Sequence[Mapping[str, float]], workers: int | None, *, 
 
 
 def block_size(lines: int, workers: int, max_batch: int) -> int:
-    """Lines of a block: several times `max_batch`, so that batches are full, but fewer where some worker had none."""
+    """The number of lines of a block: several times `max_batch`, but at least two blocks for each worker."""
     return max(1, min(LINES_AHEAD * max_batch, math.ceil(lines / (2 * workers))))
 
 
 def import_ray() -> Any:
-    """Ray with Ray Data.
+    """Import Ray with Ray Data.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Ray is not installed.
     """
     check_requirements("--ray", "ray")
     import_module("ray.data")
@@ -116,20 +116,20 @@ def write_texts_by_ray(
     names: Sequence[str] = (),
     use_gpus: bool = True,
 ) -> Records:
-    """As `drafttree.interfaces.batch.write_texts`, by the cluster that RAY_ADDRESS names, or else by this machine.
+    """Like `drafttree.interfaces.batch.write_texts`, on the Ray cluster at RAY_ADDRESS, or on this machine without it.
 
     Args:
         load: makes the decoder, in every worker; it is pickled.
-        jobs: the lines, as `read_jobs` gives them.
-        options: options of `Decoder.generate`, where a line does not have its own; they are pickled.
-        max_batch: texts at once in a worker, at most.
-        workers: the number of workers; None for one per GPU, or one in all where there are none.
-        names: the names by which requests call the model, none for the target's own.
-        use_gpus: whether workers compute on GPUs where there are some.
+        jobs: the lines, from `read_jobs`.
+        options: options of `Decoder.generate` that a line does not have itself; they are pickled.
+        max_batch: the most texts at once, per worker.
+        workers: the number of workers; None for one per GPU, or a single one without GPUs.
+        names: model names that requests may use; if empty, the target's own name.
+        use_gpus: whether workers use GPUs if there are any.
 
     Raises:
         ConfigError: Ray is not installed, its cluster cannot be reached or is too small, or its workers failed.
-        DraftTreeError: as for `load`.
+        DraftTreeError: a worker cannot load the decoder.
     """
     if not jobs:
         return
@@ -151,10 +151,10 @@ def write_texts_by_ray(
 
 
 def checked(record: dict[str, Any]) -> dict[str, Any]:
-    """The record of a worker, if it is one of a line.
+    """Return the record of a line as it is.
 
     Raises:
-        DraftTreeError: the worker has no decoder.
+        DraftTreeError: it is a `REFUSAL` record: the worker cannot load the decoder.
     """
     if REFUSAL in record:
         error_name, message = record[REFUSAL]
@@ -174,13 +174,13 @@ def _connect(ray: Any) -> None:
 
 
 def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: WorkerShare) -> Any:
-    """The dataset of the records, in the order of the lines; nothing runs before it is read.
+    """The dataset of the records, in the order of the lines. It is lazy: workers start when it is read.
 
     Args:
         ray: the module `ray`.
-        jobs: the lines, as `read_jobs` gives them.
+        jobs: the lines, from `read_jobs`.
         arguments: arguments of `Worker`.
-        share: the share of the cluster.
+        share: the number of workers, and the cores and GPUs of each.
     """
     settings = ray.data.DataContext.get_current()
     settings.execution_options.preserve_order = True

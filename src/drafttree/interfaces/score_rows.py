@@ -1,4 +1,4 @@
-"""`output_logits` and `output_scores` of transformers' `generate`: the rows every token was chosen from."""
+"""`output_logits` and `output_scores` of transformers' `generate`: the logits that each token was chosen from."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from drafttree.core.sampling import Sampling
 
 
 class ScoreRows:
-    """Keeps the rows of one text; see `drafttree.engine.generation.RowRecorder`.
+    """Records logits and scores of one text; a `drafttree.engine.generation.RowRecorder`.
 
     Args:
-        sampling: what follows the logits processors.
-        renormalize: whether the scores end with a log-softmax.
+        sampling: temperature and truncation, which follow the logits processors.
+        renormalize: whether to apply log-softmax to the scores.
 
     Attributes:
         logits: per round, the model's own logits `[tokens, vocab]`, float32.
@@ -29,22 +29,22 @@ class ScoreRows:
         self._renormalize = renormalize
 
     def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
-        """Keep the rows of a round's tokens."""
+        """Record the logits and scores of a round's tokens."""
         scores = self._sampling.process(constrained)
         self.logits.append(logits.float())
         self.scores.append(scores.log_softmax(-1) if self._renormalize else scores)
 
 
 def score_rows(config: GenerationConfig, sampling: Sampling) -> ScoreRows | None:
-    """The recorder that a generation config asks for, None if it wants no rows."""
+    """The recorder that a generation config asks for; None if it asks for neither logits nor scores."""
     needs_rows = config.return_dict_in_generate and (config.output_scores or config.output_logits)
     return ScoreRows(sampling, bool(config.renormalize_logits)) if needs_rows else None
 
 
 def stack_rows(texts: Sequence[ScoreRows | None], config: GenerationConfig) -> dict[str, tuple[Tensor, ...]]:
-    """The rows of a batch as transformers returns them: one `[batch, vocab]` per step.
+    """The logits and scores of a batch as transformers returns them: one tensor `[batch, vocab]` per step.
 
-    A text that ends before the longest one has rows of zeros from there on.
+    Texts that end before the longest one are padded with rows of zeros.
     """
     recorders = [recorder for recorder in texts if recorder]
     output_flags = {"scores": config.output_scores, "logits": config.output_logits}

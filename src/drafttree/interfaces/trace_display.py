@@ -1,4 +1,4 @@
-"""A trace in the terminal: the text in colours, then acceptance, cuts and time."""
+"""Prints a trace in the terminal: the text in colours, then acceptance, cuts and time."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from drafttree.interfaces.console import make_console, make_table
 
 ACCEPTED, BONUS, REJECTED = "green", "yellow", "red"
 DEPTHS, RANKS = 12, 5
-"""The part of the table of acceptance that is shown in the terminal."""
+"""The most depths and ranks of the table of acceptance in the terminal."""
 
 
 def show_trace(trace: Trace, output: Path | None) -> None:
-    """The text, its figures, acceptance by depth and rank, cuts and time; how to get a page where there is none."""
+    """Print the text, its figures, acceptance by depth and rank, cuts and time; without `output`, how to get a page."""
     console = make_console()
     console.print(coloured(trace), soft_wrap=True)
     for line in _figures(trace):
@@ -28,7 +28,7 @@ def show_trace(trace: Trace, output: Path | None) -> None:
 
 
 def coloured(trace: Trace) -> Text:
-    """The prompt and the text, accepted tokens green and bonus tokens yellow."""
+    """The prompt and the text, with accepted tokens in green and bonus tokens in yellow."""
     text = Text(trace.prompt, style="dim")
     begin = 0
     for turn in trace.rounds:

@@ -3,22 +3,23 @@
     speculate = drafttree.hf.generate(drafter="path/or/hub-name", policy="talon")
     model.generate(**inputs, custom_generate=speculate, tokenizer=tokenizer, streamer=streamer, stop_strings=["\\n\\n"])
 
-`generate` prepares everything as usual: generation config, stopping criteria, prompt, attention mask. What it prepared
-is honoured or refused by name. Before it calls a custom function, though, it drops its `tokenizer` (so that stop
-strings fail) and its `streamer` (which then sees the prompt and nothing more). The first `drafttree.hf.generate`
-therefore wraps the one method of `GenerationMixin` that drops them; for any other generation it changes nothing.
+transformers prepares everything as usual: generation config, stopping criteria, prompt, attention mask. drafttree
+honours each of them, or refuses it by name. But before transformers calls a custom function, it drops the `tokenizer`,
+without which stop strings fail, and the `streamer`, which then sees only the prompt. The first call of
+`drafttree.hf.generate` therefore wraps the method of `GenerationMixin` that drops them; other generation is unaffected.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 from transformers import (
+    Cache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -26,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
+from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -46,7 +48,7 @@ from drafttree.interfaces.prepared_inputs import (
     left_padding,
     split_processors,
 )
-from drafttree.interfaces.score_rows import score_rows, stack_rows
+from drafttree.interfaces.score_rows import ScoreRows, score_rows, stack_rows
 from drafttree.loading import (
     DrafterSource,
     ModelSource,
@@ -71,6 +73,7 @@ from drafttree.models.module.module_inputs import CACHE_NAMES
 __all__ = ["TreeGenerate", "generate"]
 
 Where = tuple[torch.dtype, torch.device]
+"""Dtype and device of a model."""
 
 
 def generate(
@@ -91,26 +94,26 @@ def generate(
             `model.generate`, or else the one in the model's folder.
 
     Raises:
-        ConfigError: a policy, parameter, verifier or kind of drafter that does not exist.
+        ConfigError: the policy, one of its parameters, the verifier or the kind of drafter does not exist.
     """
     _bind()
     return TreeGenerate(drafter, policy, verifier, grammar)
 
 
 CACHE_FIELD = next(name for name in CACHE_NAMES if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
-"""Where transformers returns a cache."""
+"""The field of transformers' output that holds the KV cache."""
 
 
 class TreeGenerate:
     """A decoding method in the form that transformers calls.
 
-    Greedy output is that of stock `generate`, with every logits processor that is a function of the tokens so far and
-    their scores. With `do_sample` the seed is drawn from torch's global generator; the
-    coupled verifier's text depends on it and the prompt alone, not on drafter and policy. Prompts of a batch run one
-    after another. The model is left as it was found; while it generates, nothing else should run it.
+    Greedy output equals that of stock `generate`, with every logits processor that depends only on the tokens so far
+    and their scores. With `do_sample`, the seed of each prompt is drawn from torch's global generator; the coupled
+    verifier's text depends only on seed and prompt, not on drafter and policy. Prompts of a batch run one after
+    another. The model is left as it was; while it generates, nothing else should run it.
 
     Attributes:
-        metrics: metrics of the last call, one per prompt.
+        metrics: the metrics of the last call, one per prompt.
     """
 
     def __init__(
@@ -147,37 +150,25 @@ class TreeGenerate:
         """Generate; the arguments are what transformers has prepared.
 
         Raises:
-            ConfigError: an option that tree drafting cannot honour; the message names it.
-            ContextError: prompt and new tokens exceed the model's context.
-            ModelError: target or drafter cannot be loaded or cannot be verified in a tree.
-            TokenizerMismatch: target and drafter have different tokenizers.
+            ConfigError: tree drafting cannot honour an option; the message names it.
+            ContextError: the prompt and the new tokens exceed the model's context.
+            ModelError: the target or the drafter cannot be loaded, or cannot verify a tree.
+            TokenizerMismatch: the target and the drafter have different tokenizers.
         """
-        check_config(generation_config)
-        check_inputs(input_ids, model_kwargs)
-        check_batch(len(input_ids), stopping_criteria, streamer)
-        processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
-        padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-        cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
-        filled_cache = cache_to_fill(cache, padding, generation_config)
-        seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
-        limit = stopping_criteria.max_length or generation_config.max_length
+        prompts = _prepare(input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
+        filled_cache = prompts.filled_cache
         self.metrics = []
         rows = []
         recorders = []
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
-            check_cache(cache, input_ids, padding, bool(decoder.drafter and decoder.drafter.hidden_layers))
-            for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-                row_processors = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
-                options = {
-                    "logits_processor": row_processors,
-                    "max_new_tokens": limit - len(ids),
-                    "seed": seed,
-                    **sampling,
-                }
+            check_cache(
+                prompts.cache, input_ids, prompts.padding, bool(decoder.drafter and decoder.drafter.hidden_layers)
+            )
+            for ids, pad, options in zip(input_ids, prompts.padding, prompts.options, strict=True):
                 request = self._request(decoder, ids, pad, options)
                 request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
                 request.recorder = score_rows(generation_config, request.verifier.sampling)
-                read_cache(cache, request, decoder.target.rope_switch)
+                read_cache(prompts.cache, request, decoder.target.rope_switch)
                 _run(decoder, request, streamer)
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
                 recorders.append(request.recorder)
@@ -185,14 +176,17 @@ class TreeGenerate:
                 filled_cache = write_cache(request, filled_cache, decoder.target.rope_switch, model.config)
         if streamer is not None:
             streamer.end()
-        sequences = _stack(rows, generation_config)
-        if not generation_config.return_dict_in_generate:
-            return sequences
-        outputs: Any = {CACHE_FIELD: filled_cache, **stack_rows(recorders, generation_config)}
-        return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
+        return _output(rows, recorders, filled_cache, generation_config)
 
-    def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Any) -> Request:
-        """The request of one row `ids`, of which the first `pad` tokens are padding."""
+    def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Mapping[str, Any]) -> Request:
+        """The request of one prompt.
+
+        Args:
+            decoder: the decoder.
+            ids: `[length]` token ids of the prompt, padding included.
+            pad: the number of padding tokens, which come first.
+            options: options of `Decoder.new_request`.
+        """
         request = decoder.new_request(ids[pad:].tolist(), grammar=self._grammar, **options)
         request.constraints.padding = ids[:pad].tolist()
         return request
@@ -201,7 +195,7 @@ class TreeGenerate:
     def _decoder(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, eos: list[int]
     ) -> Iterator[Decoder]:
-        """A decoder around the model as it stands, which is given back afterwards."""
+        """Context manager: a decoder that uses the model in place; on exit, the model is as it was."""
         if self._grammar and tokenizer is None:
             tokenizer = tokenizer_beside(model)
         with ExitStack() as undo:
@@ -221,14 +215,18 @@ class TreeGenerate:
             yield Decoder(target, drafter, policy, self._verifier, speller, eos, learned=learned_state)
 
     def _learned_of(self, model: PreTrainedModel) -> LearnedState:
-        """What earlier calls have learned of a model, as long as its dtype and device are the same."""
+        """What earlier calls learned about a model; nothing if its dtype or device has changed since."""
         placement = model.dtype, input_device(model)
         if model not in self._learned or self._learned[model][0] != placement:
             self._learned[model] = placement, LearnedState()
         return self._learned[model][1]
 
     def _wrap(self, source: ModelSource, model: PreTrainedModel, undo: ExitStack) -> Drafter:
-        """A model as drafter: a loaded one is lent, another loaded."""
+        """A drafter from a model: a loaded one is used in place until `undo`, another is loaded.
+
+        Raises:
+            ConfigError: the loaded drafter is on another device than the model.
+        """
         if not isinstance(source, PreTrainedModel):
             return self._load(source, model)
         drafter_device = input_device(source)
@@ -241,7 +239,10 @@ class TreeGenerate:
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
-        """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
+        """The drafter of a folder or hub name, loaded at its first use with the model's dtype and device.
+
+        A draft head is made for one model; other drafters are shared by all models of a dtype and device.
+        """
         placement = (model.dtype, input_device(model))
         if model in self._heads and self._heads[model][0] == placement:
             return self._heads[model][1]
@@ -252,6 +253,67 @@ class TreeGenerate:
                 return head
             self._loaded[placement] = LanguageModelDrafter(TargetModel(load_model(files, *placement), choose_backend))
         return self._loaded[placement]
+
+
+class _Prompts(NamedTuple):
+    """What transformers has prepared for the prompts of a call, checked.
+
+    Attributes:
+        padding: per prompt, the number of padding tokens on its left.
+        options: per prompt, options of `Decoder.new_request`.
+        cache: the KV cache that transformers passes; None for none.
+        filled_cache: the cache that is to get the rows of the text; None if none is wanted.
+    """
+
+    padding: list[int]
+    options: list[dict[str, Any]]
+    cache: Cache | None
+    filled_cache: Cache | None
+
+
+def _prepare(
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    model_kwargs: Mapping[str, Any],
+) -> _Prompts:
+    """Check the arguments of a call, and turn them into options of `Decoder.new_request`.
+
+    Raises:
+        ConfigError: an argument cannot be honoured; the message names it.
+    """
+    check_config(config)
+    check_inputs(input_ids, model_kwargs)
+    check_batch(len(input_ids), stopping_criteria, streamer)
+    processors, sampling = split_processors(logits_processor, bool(config.do_sample))
+    padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+    cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
+    filled_cache = cache_to_fill(cache, padding, config)
+    max_length = stopping_criteria.max_length or config.max_length
+    options = _options(len(input_ids), processors, sampling, max_length - input_ids.shape[1])
+    return _Prompts(padding, options, cache, filled_cache)
+
+
+def _options(
+    count: int, processors: list[LogitsProcessor], sampling: dict[str, Any], max_new_tokens: int
+) -> list[dict[str, Any]]:
+    """Options of `Decoder.new_request` for each prompt; with `do_sample`, their seeds are drawn here.
+
+    Args:
+        count: the number of prompts.
+        processors: logits processors of the whole batch.
+        sampling: sampling options; empty without `do_sample`.
+        max_new_tokens: the most new tokens per prompt.
+    """
+    seeds = torch.randint(2**63 - 1, (count,)).tolist() if sampling else [0] * count
+    options = []
+    for row, seed in enumerate(seeds):
+        row_processors = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
+        row_options = {"logits_processor": row_processors, "max_new_tokens": max_new_tokens, "seed": seed}
+        options.append(row_options | sampling)
+    return options
 
 
 @functools.cache
@@ -281,10 +343,10 @@ def _bind() -> None:
 
 @contextmanager
 def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
-    """The model behind our protocol, in evaluation mode; afterwards it is as it was.
+    """Context manager: a model as `TargetModel`, in evaluation mode; on exit, it is as it was.
 
     Raises:
-        ModelError: an adapter around it is not in its layers, or it cannot be verified in a tree.
+        ModelError: an adapter around it is not in its layers, or it cannot verify a tree.
     """
     prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
     unwrap(getattr(prepare, "__self__", module))
@@ -295,13 +357,13 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
 
 
 def _keep_mode(module: PreTrainedModel, undo: ExitStack) -> None:
-    """Have the parts of a module that are in training mode put back into it."""
+    """Have `undo` put the submodules that are in training mode now back into it."""
     training_modules = [submodule for submodule in module.modules() if submodule.training]
     undo.callback(lambda: [setattr(submodule, "training", True) for submodule in training_modules])
 
 
 def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
-    """Generate one row, and stream it token by token."""
+    """Generate the text of one prompt, and stream it token by token."""
     while not request.finish_reason:
         token_count = len(request.tokens)
         decoder.step(request)
@@ -309,7 +371,25 @@ def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> N
             streamer.put(torch.tensor([token]))  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def _output(
+    rows: list[Tensor], recorders: list[ScoreRows | None], cache: Cache | None, config: GenerationConfig
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """What transformers returns: token ids `[batch, length]`, or its output class where the config asks for it.
+
+    Args:
+        rows: per prompt, its token ids and those of its text.
+        recorders: per prompt, the scores and logits of its text, None where none are wanted.
+        cache: the filled KV cache, None if none is wanted.
+        config: the generation config.
+    """
+    sequences = _stack(rows, config)
+    if not config.return_dict_in_generate:
+        return sequences
+    outputs: Any = {CACHE_FIELD: cache, **stack_rows(recorders, config)}
+    return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
+
+
 def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
-    """Rows of different lengths as one tensor, the shorter ones padded on the right."""
+    """Rows of different lengths as one tensor `[batch, length]`, shorter ones padded on the right."""
     pad = getattr(config, "_pad_token_tensor", None)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))

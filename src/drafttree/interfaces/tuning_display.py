@@ -1,4 +1,4 @@
-"""Printing of a tuning: what to do, why, and what was measured."""
+"""Prints a tuning: the recommendation, the reasons, and the measurements."""
 
 from pathlib import Path
 
@@ -9,13 +9,21 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree.interfaces.display import law_table
 
 SHOWN = 8
-"""Ways that the table of the race shows at most."""
+"""The most ways in the table of the race."""
 NONE = "-"
-"""For a ratio that the times do not tell."""
+"""Stands for a ratio that the measured times do not give."""
 
 
 def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, out: Path | None) -> None:
-    """The race, the law's terms of its winner, the recommendation and how to use it; notes on standard error."""
+    """Print the race, the law's terms of its winner, notes, the recommendation and how to use it.
+
+    Args:
+        tuning: the finished tuning.
+        lines: lines of Python that use the recommendation.
+        command: options of a command that use it; "" for none.
+        minutes: the minutes that the tuning had.
+        out: the folder of finished runs; None for none.
+    """
     console = make_console()
     if tuning.best:
         console.print(_race(tuning), "", sep="\n")

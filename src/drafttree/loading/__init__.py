@@ -1,6 +1,7 @@
 """Builds a decoder from names, files and loaded models.
 
-The functions `load` and `inspect` are in the modules of their names; this door has what other folders use of the rest.
+The functions `load` and `inspect` are in the modules of the same names; this package exports what other folders use of
+the rest.
 """
 
 from typing import TYPE_CHECKING

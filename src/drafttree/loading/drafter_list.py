@@ -1,20 +1,20 @@
-"""The drafters there are, for a list: what to write for each, and what it does. Nothing here imports torch."""
+"""The list of drafters: how users name each one, and what it does. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
 FOLDER = "FOLDER or ORG/NAME"
-"""What is written for a drafter that lies in files: a folder or a name on the hub."""
+"""How the list names a drafter that is loaded from files, in a folder or on the hub."""
 
 
 @dataclass(frozen=True)
 class ListedDrafter:
-    """A drafter, or a kind of them.
+    """An entry of the list: a drafter, or a kind of drafter.
 
     Attributes:
         kind: "built in", "embedded", "from files" or "installed".
-        write: what stands for it wherever a drafter is named.
+        write: what users write to choose it.
         description: what it does, in a sentence.
     """
 
@@ -49,11 +49,11 @@ FROM_FILES = {
     "mtp": "MTP layers, for the target they were trained for.",
     "block": "A DFlash or DSpark block drafter, for the target it was trained for.",
 }
-"""By the kind that `drafttree inspect` tells of a folder."""
+"""Descriptions by the kind that `drafttree inspect` reports for a folder."""
 
 
 def list_drafters() -> dict[str, ListedDrafter]:
-    """All drafters by name: built-in and embedded ones, those in files by their format, and those of entry points."""
+    """All drafters by name: built in, embedded, from files (by format), and from entry points."""
     built_in_drafters = {name: ListedDrafter("built in", name, description) for name, description in BUILT_IN.items()}
     embedded_drafters = {name: ListedDrafter("embedded", name, description) for name, description in EMBEDDED.items()}
     file_drafters = {

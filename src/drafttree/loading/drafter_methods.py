@@ -1,6 +1,6 @@
-"""Drafters by name, those of a user's own included; see `drafttree.loading.methods` for the names.
+"""Drafters by name, including a user's own; `drafttree.loading.methods` describes the names.
 
-An entry point of `drafttree.drafters` may also be a `HeadFormat`: then folders of that format can be named as drafters.
+An entry point of `drafttree.drafters` may also be a `HeadFormat`: then users can name folders of that format.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,10 @@ DRAFTER_PARTS = (*Drafter.__annotations__, "start")
 
 
 def head_formats() -> dict[str, HeadFormat]:
-    """The formats of trained heads by kind: those of drafttree and those of entry points.
+    """The formats of trained heads by kind: drafttree's and those of entry points.
 
-    Every folder is looked at with them, so nothing is said of entry points that cannot be used; `kind_of` does.
+    Every folder is checked against them, so entry points that cannot be used are skipped without a word; `kind_of` logs
+    them.
     """
     entries, _ = DRAFTER_CLASSES.sort_points(_check_kind)
     return FORMATS | {
@@ -28,16 +29,16 @@ def head_formats() -> dict[str, HeadFormat]:
 
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The kind of drafter that a folder holds, as `recognise` tells it by the formats of `head_formats`.
+    """The kind of drafter in a folder, which `recognise` finds by the formats of `head_formats`.
 
-    Where none knows it, the log names the entry points that cannot be used: one of them may have been meant.
+    If no format fits, the entry points that cannot be used are logged: one of them may have been meant.
 
     Args:
         folder: the folder.
         config: the contents of its config.json.
 
     Raises:
-        ModelError: none of them, several of them, or its files cannot be read.
+        ModelError: no format or several formats fit, or the files cannot be read.
     """
     try:
         return recognise(folder, head_formats(), config)
@@ -49,7 +50,7 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def installed_drafters() -> dict[str, Any]:
-    """The classes and formats of entry points, by name; those that cannot be used are logged once, and skipped."""
+    """The drafter classes and head formats of entry points, by name; unusable ones are logged once and skipped."""
     return DRAFTER_CLASSES.installed(
         lambda found, name: (_check_kind if isinstance(found, HeadFormat) else DRAFTER_CLASSES.check)(found, name)
     )

@@ -1,14 +1,14 @@
 """The drafter that a name, a folder, a model or a class stands for.
 
-A drafter's own class can be named wherever a drafter is, as the dotted name of the class or an entry point of the group
-`drafttree.drafters`, and parameters may follow: "mypackage.Guesser:width=3". It is constructed by
+Users can give a class of their own, as its dotted name or as an entry point of the group `drafttree.drafters`, with
+parameters behind it: "mypackage.Guesser:width=3". The drafter is made by
 
 - `Class.for_target(target, tokenizer, **parameters)` if it has that class method, where `target` is a
   `drafttree.models.Model` and `tokenizer` the target's, or None;
 - `Class(vocab_size, device, **parameters)` otherwise, as the lookup drafters are.
 
-Parameters arrive as None, booleans, numbers, or else strings. What is made must have every part of the protocol
-`drafttree.drafters.Drafter`.
+A parameter's value is passed as None, a boolean or a number if it reads like one, else as a string. The result must
+have every member of the protocol `drafttree.drafters.Drafter`.
 """
 
 import inspect
@@ -64,21 +64,21 @@ logger = logging.getLogger("drafttree")
 DrafterSource = ModelSource | Drafter | type[Drafter]
 MIXED = "mixed:"
 MTP = "mtp"
-"""The drafter's name where it is the MTP layers in the target's own checkpoint."""
+"""The name of the drafter that runs the MTP layers in the target's own checkpoint."""
 OWN_LAYERS = f"{MIXED}{MTP}"
-"""What "auto" chooses where there are such layers."""
+"""What "auto" chooses if the checkpoint has such layers."""
 WORDS = {"true": True, "false": False}
 
 
 class Choice(NamedTuple):
-    """A drafter's name and why it was taken."""
+    """A drafter's name and the reason for choosing it."""
 
     name: str
     reason: str
 
 
 def choose_drafter(target: ModelSource | ModelFiles) -> Choice:
-    """The drafter that "auto" stands for: the target's own MTP layers, one that is known for it, else lookup."""
+    """The drafter for "auto": the target's own MTP layers, else a head known for the target, else lookup."""
     name = _name_of(target)
     if name == "embedded":
         return Choice("mixed:embedded-eagle3", "its head was trained for the embedded target")
@@ -103,22 +103,23 @@ def _name_of(target: ModelSource | ModelFiles) -> str:
 
 
 def _has_mtp_layers(target: ModelSource | ModelFiles, name: str) -> bool:
-    """Whether the checkpoint of a target, as far as it is on this machine, has MTP layers that can be run."""
+    """Whether a target's checkpoint is on this machine and has MTP layers that drafttree runs."""
     folder = local_folder(name)
     if folder is None:
         return False
     try:
         config = target.config if isinstance(target, FoundModel) else ModelFiles(name, folder).config
         return mtp.is_tried(config) and bool(mtp.own_names(folder, config))
-    except (DraftTreeError, OSError, ValueError):  # what is wrong with it is told when it is loaded
+    except (DraftTreeError, OSError, ValueError):  # loading reports what is wrong
         return False
 
 
 def _own_mtp(target: PreTrainedModel) -> Drafter:
-    """The drafter of the MTP layers in a target's own checkpoint.
+    """The drafter that runs the MTP layers in a target's own checkpoint.
 
     Raises:
-        ModelError: it has none, they cannot be run, or it is not known where the target was loaded from.
+        ModelError: the checkpoint is unknown, is a GGUF file or has no MTP layers, the layers cannot be run, or the
+            target's weights are not in memory.
     """
     if not target.name_or_path:
         raise ModelError(f"{MTP!r} drafts with layers in the target's files, and this loaded model does not name any")
@@ -141,14 +142,14 @@ def find_or_choose(
     files: ModelFiles | None = None,
     held: MutableMapping[str, Drafter] | None = None,
 ) -> Drafter | None:
-    """What `find_drafter` finds; for "auto" the drafter that `choose_drafter` says, which the log tells.
+    """What `find_drafter` finds; for "auto", the drafter that `choose_drafter` chooses, which is logged.
 
-    Where that is layers of the target's checkpoint and they cannot be run, it is lookup.
+    If "auto" chooses the MTP layers of the target's checkpoint and they cannot be run, the drafter is lookup.
 
     Args:
         source: what `drafttree.load` takes as drafter.
-        named: the target as it was given, or the files that it was loaded from.
-        target: the model to draft for; it and the others as for `find_drafter`, whose errors are raised.
+        named: the model that the user gave as target, or the files that the target was loaded from.
+        target: the model to draft for; further arguments and errors are those of `find_drafter`.
     """
     if not isinstance(source, str) or source != "auto":
         return find_drafter(source, target, tokenizer, quantize, files, held)
@@ -177,13 +178,13 @@ def find_drafter(
         source: what `drafttree.load` takes as drafter, "auto" excepted.
         target: the model to draft for.
         tokenizer: the target's.
-        quantize: how a language model that drafts is quantised, None if it is not, `BY_DEFAULT` where that is fastest.
-        files: what `check_drafter_exists` has found of the source, None to find it here.
-        held: language models that draft for this target already, by their path; one that is loaded is added.
+        quantize: how to quantise a language model that drafts; None for not at all, `BY_DEFAULT` for what is fastest.
+        files: what `check_drafter_exists` returned for the source; None to find the files here.
+        held: language models that already draft for this target, by path; a newly loaded one is added.
 
     Raises:
-        ConfigError: a class that is no drafter, or that does not take these parameters.
-        ModelError: a model or head that cannot be loaded or does not fit the target.
+        ConfigError: the class is no drafter, or does not take these parameters.
+        ModelError: the model or head cannot be loaded, or does not fit the target.
         TokenizerMismatch: a language model has less than a third of the target's tokens.
     """
 
@@ -217,25 +218,25 @@ def find_drafter(
 
 
 def check_quantizable(source: DrafterSource | None, files: ModelFiles | None, quantize: str) -> None:
-    """Refuse to quantise what is seen to be no language model before the target's weights are read.
+    """Refuse to quantise a drafter that is no language model, before the target's weights are read.
 
     Args:
         source: what `drafttree.load` takes as drafter, "auto" excepted.
-        files: what `check_drafter_exists` has found of it.
-        quantize: how it is to be quantised.
+        files: what `check_drafter_exists` returned for it.
+        quantize: the quantisation, for the message.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the files are of no language model, or there are none.
     """
     if files is None or files.kind != LANGUAGE_MODEL:
         raise _not_quantised(source, quantize)
 
 
 def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quantize: str) -> None:
-    """Refuse to have quantised what is no language model.
+    """Refuse `quantize_drafter` for a loaded drafter that is no language model.
 
     Raises:
-        ConfigError: the drafter that was found of a source is none.
+        ConfigError: the drafter is no language model.
     """
     draft_model = drafter.model if isinstance(drafter, MixedDrafter) else drafter
     if not isinstance(draft_model, LanguageModelDrafter | OtherTokenizerDrafter):
@@ -248,7 +249,7 @@ def _not_quantised(source: DrafterSource | None, quantize: str) -> ConfigError:
 
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Warn of a draft model that is no smaller than its target: a pass of it costs what it could save."""
+    """Warn if a draft model is no smaller than its target: its passes cost as much as they could save."""
     drafter_size = sum(parameter.numel() for parameter in drafter.parameters())
     target_size = sum(parameter.numel() for parameter in target.parameters())
     if drafter_size >= target_size:
@@ -260,7 +261,7 @@ def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 def _shown_name(source: str) -> str:
-    """The source of a drafter, of a folder's path the last part alone."""
+    """A drafter's source as users read it: of a folder's path, only the last part."""
     mixed_prefix = MIXED if source.startswith(MIXED) else ""
     return mixed_prefix + model_name(source.removeprefix(mixed_prefix))
 
@@ -271,16 +272,16 @@ def make_drafter(
     tokenizer: PreTrainedTokenizerBase | None,
     load_drafter: Callable[[ModelSource], Drafter],
 ) -> Drafter | None:
-    """The drafter a source stands for; None for plain decoding.
+    """The drafter that a source stands for; None for plain decoding.
 
     Args:
         source: what `drafttree.load` takes as drafter, "auto" excepted.
         target: the model whose vocabulary and device the drafter gets.
         tokenizer: the target's.
-        load_drafter: makes a drafter of a model's name, folder or object.
+        load_drafter: makes a drafter from a model's name, its folder, or a loaded model.
 
     Raises:
-        ConfigError: a class that is no drafter, or that does not take these parameters.
+        ConfigError: the class is no drafter, or does not take these parameters.
     """
     source = unwrap(source)
     if isinstance(source, Path | PreTrainedModel):
@@ -301,10 +302,10 @@ def make_drafter(
 
 
 def check_drafter(source: object) -> None:
-    """Refuse an object that is neither the source of a drafter nor a drafter.
+    """Refuse an object that is neither a drafter nor what `make_drafter` makes one from.
 
     Raises:
-        ConfigError: the message says what it lacks.
+        ConfigError: the object is neither; the message says what it lacks.
     """
     source = unwrap(source)
     if isinstance(source, type):
@@ -314,14 +315,14 @@ def check_drafter(source: object) -> None:
 
 
 def check_drafter_exists(source: object) -> ModelFiles | None:
-    """Find a drafter's files or its class, as may be done before the target's weights are read.
+    """Find a drafter's files or its class, before the target's weights are read.
 
     Returns:
-        The files, None for a drafter that has none of its own.
+        The files; None for a drafter without files of its own.
 
     Raises:
-        ConfigError: the source is none, or its class cannot be imported.
-        ModelError: there are no files.
+        ConfigError: the source is no drafter, or its class cannot be imported.
+        ModelError: the files do not exist.
     """
     check_drafter(source)
     if not isinstance(source, str | Path) or source in ("none", MTP, OWN_LAYERS):
@@ -333,10 +334,10 @@ def check_drafter_exists(source: object) -> ModelFiles | None:
 
 
 def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of a loaded model that drafts for one target only, such as an assistant; None for a language model.
+    """The drafter of a loaded model that was made for one target, such as an assistant; None for a language model.
 
     Raises:
-        ModelError: it does not fit the target, or drafttree does not run its kind.
+        ModelError: the model does not fit the target, or drafttree does not run its kind.
     """
     if model.config.model_type in ASSISTANTS:
         return AssistantDrafter(model.eval(), target)
@@ -348,7 +349,7 @@ def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
 
 
 def load_head(files: ModelFiles, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of files of a trained head or an assistant; None for a language model.
+    """The drafter in the files of a trained head or an assistant; None for a language model.
 
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
@@ -368,14 +369,14 @@ def load_head(files: ModelFiles, target: PreTrainedModel) -> Drafter | None:
 
 
 def _check_not_meta(target: PreTrainedModel, what: str) -> None:
-    """Refuse a head for a target whose weights are not at hand."""
+    """Refuse a head if the target's weights, which it reads, are not in memory."""
     if target.device.type == "meta":
         reason = "reads the target's weights, which accelerate keeps elsewhere"
         raise ModelError(f"{what}, which {reason}; use a language model or 'lookup' to draft")
 
 
 def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
-    """The class and the parameters that a drafter's name stands for; None for a model or a folder.
+    """The class and parameters that a drafter's name stands for; None if it names a model or a folder.
 
     Raises:
         ConfigError: the class cannot be imported or is no drafter, or a parameter has no value.

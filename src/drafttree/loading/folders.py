@@ -1,4 +1,4 @@
-"""Where a model's files lie: the folder of an embedded name, a path, or a hub name; or a GGUF file."""
+"""Finds a model's files: the folder of an embedded name, a path or a hub name, or a GGUF file."""
 
 import difflib
 import functools
@@ -24,25 +24,25 @@ HUB_NAME = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
 HUB_FILE = re.compile(rf"({HUB_NAME}):(.+{re.escape(SUFFIX)})")
 """A GGUF file in a repository of the hub."""
 PROJECTORS = "mmproj"
-"""How GGUF files begin whose model only reads images for another."""
+"""Start of the names of GGUF files that only encode images for another model."""
 
 
 def find_folder(source: str | Path) -> Path:
-    """The folder of an embedded name, a path or a hub name.
+    """The folder of an embedded name, a path or a hub name, which is downloaded.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the source names no folder, or it cannot be downloaded.
     """
     path = Path(_name_or_folder(source, DRAFTERS, "drafter"))
     return path if path.is_dir() else download(str(source))
 
 
 def find_gguf(source: str | Path) -> Path | None:
-    """The GGUF file that a path, a folder without other weights, or REPO:FILE.gguf names; None where it names none.
+    """The GGUF file that a path, a folder without other weights, or REPO:FILE.gguf names; None for other sources.
 
     Raises:
-        ConfigError: the packages that read it are missing.
-        ModelError: the path does not exist, the folder holds several, or the hub does not have it.
+        ConfigError: the packages that read GGUF files are missing.
+        ModelError: the file does not exist, the folder holds several, or the hub does not have it.
     """
     name = str(source)
     if os.path.isdir(name):
@@ -63,7 +63,7 @@ def find_gguf(source: str | Path) -> Path | None:
 
 
 def _gguf_in(folder: Path) -> Path | None:
-    """The GGUF file of a folder; None where there is none, or other weights beside it, which go before it."""
+    """The GGUF file of a folder; None if it has none, or has other weights, which take precedence."""
     files = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.name.startswith(PROJECTORS)]
     if not files:
         return None
@@ -77,10 +77,10 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
+    """The folder of an embedded name, a path or a hub name; None if it is not on this machine."""
     if name in zoo.NAMES:
         return zoo.folder(name)
-    if not name or os.path.isdir(name):  # a Path raises where a name is too long
+    if not name or os.path.isdir(name):  # Path.is_dir raises if the name is too long
         return Path(name) if name else None
     try:
         config_path = try_to_load_from_cache(name, "config.json")
@@ -90,12 +90,13 @@ def local_folder(name: str) -> Path | None:
 
 
 def resolve(source: str | Path) -> str:
-    """The folder of an embedded model or a local path; anything else is a hub name, unless it looks like a path.
+    """Where transformers finds a model: the folder of an embedded name or a path, or a hub name as it is.
 
-    Where the hub does not answer, it is the folder of what was downloaded before.
+    If the hub does not answer, it is the folder that was downloaded before.
 
     Raises:
-        ModelError: it is none of these, or the hub does not answer and the model was never downloaded.
+        ModelError: the source is no model's name, its folder does not exist, or the hub does not answer and the model
+            was never downloaded.
     """
     location = _name_or_folder(source, zoo.NAMES, "model")
     return location if os.path.isdir(location) or hub_answers() else _cached(location)
@@ -122,10 +123,10 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
 
 
 def _cached(name: str) -> str:
-    """The folder that has the files of a hub name, where the hub does not answer.
+    """The downloaded folder of a hub name, to be used if the hub does not answer.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the model was never downloaded.
     """
     folder = local_folder(name)
     if folder is None:

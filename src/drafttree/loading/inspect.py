@@ -1,4 +1,4 @@
-"""Inspection of a model or drafter on its own: kind, fitting targets, size, and what is missing."""
+"""Inspects a model or drafter on its own: its kind, fitting targets, size, and problems."""
 
 import json
 import math
@@ -40,7 +40,7 @@ from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.loading.quantized.layouts import Layout
 from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
-from drafttree.loading.stored_blocks import EXPERT, kept_weights
+from drafttree.loading.stored_blocks import EXPERT, StoredWeight, kept_weights
 from drafttree.loading.stored_shapes import stored_problems
 from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.fused_backend import why_not_known
@@ -51,11 +51,11 @@ from drafttree.models.quantization.quantized_linear import quantization_method
 
 UNKNOWN = "not said"
 DEPENDENT = ("auto", "none", "mixed", "mtp")
-"""Names that stand for a drafter only beside a target, or beside another drafter."""
+"""Names that stand for a drafter only together with a target or another drafter."""
 
 
 class Depth(Fields):
-    """The depth of a language model."""
+    """The field of a config that gives a language model's depth."""
 
     num_hidden_layers: Count = 0
 
@@ -65,13 +65,13 @@ class Inspection:
     """The result of an inspection.
 
     Attributes:
-        kind: what `recognise` calls it.
-        fits: what a target must be like.
-        details: further facts that are told of this kind.
-        parameters: number of stored numbers; a tensor under two names counts once.
-        megabytes: memory that they take, in units of a million bytes.
-        dtypes: the dtypes they are stored in.
-        problems: what keeps it from being loaded, all of it.
+        kind: the kind of drafter that `recognise` finds, or "class".
+        fits: properties that a target must have, by name.
+        details: further facts, by name; which ones depends on the kind.
+        parameters: number of parameters; a tensor under two names counts once.
+        megabytes: size of the parameters, in millions of bytes.
+        dtypes: dtypes or block forms that they are stored in.
+        problems: everything that keeps it from being loaded.
     """
 
     kind: str
@@ -84,12 +84,14 @@ class Inspection:
 
 
 def inspect(source: str | nn.Module) -> Inspection:
-    """Look at a folder or hub name, a drafter class by its name, or a loaded model; only a hub name asks the hub.
+    """Inspect a folder or hub name, the name of a drafter class, or a loaded model.
+
+    Only a hub name needs the network.
 
     Raises:
-        ConfigError: a class that cannot be imported or is no drafter.
-        ModelError: there is none, its files are damaged, its config.json makes no sense, or it is no drafter known
-            here.
+        ConfigError: the class cannot be imported, or is no drafter.
+        ModelError: the source does not exist, its files are damaged or its config.json is wrong, or it is no known kind
+            of drafter.
     """
     if isinstance(source, nn.Module):
         return _loaded_model(find_model(source))
@@ -144,7 +146,7 @@ def _loaded_model(model: Any) -> Inspection:
 
 
 def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
-    """What a GGUF file says of its model; its weights stay unread."""
+    """Inspect a GGUF file, without reading its weights."""
     fits, details = _language_model(files.settings, {})
     details |= {"file": "GGUF", "native passes": _native_passes(files.config)}
     stored_tensors = gguf.tensors.values()
@@ -155,50 +157,62 @@ def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
     megabytes = sum(tensor.nbytes for tensor in stored_tensors) / 1e6
     type_names = ", ".join(tensor_type for tensor_type, _ in type_sizes.most_common())
     try:
-        weights = weights_of(gguf, files.settings, torch.bfloat16)
-        model_class = class_of(files.config)
-        problems = listed("missing", _parameters(model_class, files.config).keys() - weights.keys())
-        problems += stored_problems(weights, model_class, files.config)
+        problems = _stored_weight_problems(weights_of(gguf, files.settings, torch.bfloat16), files.config)
     except ModelError as error:
         problems = [str(error)]
     return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, type_names, tuple(problems))
 
 
 def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
-    """What the files of a quantised folder say of its model; its weights stay unread."""
+    """Inspect a folder with quantised weights, without reading them."""
     fits, details = _language_model(files.settings, {})
     details["native passes"] = _native_passes(files.unquantized_config)
-    if layout.is_of_mlx:  # whose config does not say so
+    if layout.is_of_mlx:  # transformers' config does not show it
         details["quantised"] = layout.method
     folder = Path(files.path)
-    parameters = 0
     megabytes = sum(path.stat().st_size for path in weight_files(folder)) / 1e6
-    forms = Counter[str]()
+    weights: Mapping[str, StoredWeight] = {}
     try:
         weights = weights_in(folder, layout, torch.bfloat16)
-        parameters = sum(math.prod(weight.shape) for weight in weights.values())
-        block_weights = kept_weights(weights)
-        for name, weight in weights.items():
-            if weight.is_packed:
-                forms[weight.form if name in block_weights else "unpacked"] += 1
-        model_class = class_of(files.config)
-        module_parameters = _parameters(model_class, files.unquantized_config)
-        expert_modules = {match[1] for match in map(EXPERT.fullmatch, weights) if match}
-        stacked_names = {
-            f"{experts}.{projection}" for experts in expert_modules for projection in ("gate_up_proj", "down_proj")
-        }
-        problems = listed("missing", module_parameters.keys() - weights.keys() - stacked_names)
-        problems += stored_problems(weights, model_class, files.unquantized_config)
+        problems = _stored_weight_problems(weights, files.unquantized_config)
     except ModelError as error:
         problems = [str(error)]
-    form_counts = ", ".join(f"{count} {form}" for form, count in forms.most_common())
-    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, form_counts, tuple(problems))
+    parameters = sum(math.prod(weight.shape) for weight in weights.values())
+    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, _form_counts(weights), tuple(problems))
+
+
+def _stored_weight_problems(weights: Mapping[str, StoredWeight], config: PreTrainedConfig) -> list[str]:
+    """Which weights of a model are missing or misshapen, seen without reading their values.
+
+    Args:
+        weights: the weights in the files, by the names of transformers.
+        config: the model's config, without quantisation.
+
+    Raises:
+        ModelError: the weights cannot be compared with a model of this config.
+    """
+    model_class = class_of(config)
+    missing_names = _parameters(model_class, config).keys() - weights.keys()
+    for match in map(EXPERT.fullmatch, weights):
+        if match:  # weights that a module stacks lie apart in the files
+            missing_names -= {f"{match[1]}.gate_up_proj", f"{match[1]}.down_proj"}
+    return [*listed("missing", missing_names), *stored_problems(weights, model_class, config)]
+
+
+def _form_counts(weights: Mapping[str, StoredWeight]) -> str:
+    """How many weights have each form of blocks, such as "28 q4_0, 1 unpacked"; plain weights are left out."""
+    block_weights = kept_weights(weights)
+    forms = Counter[str]()
+    for name, weight in weights.items():
+        if weight.is_packed:
+            forms[weight.form if name in block_weights else "unpacked"] += 1
+    return ", ".join(f"{count} {form}" for form, count in forms.most_common())
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
-    """What there is to say of a class, which has no files: its parameters."""
+    """Inspect a drafter class: its name and parameters, since it has no files."""
     factory: Any = getattr(drafter, "for_target", drafter)
-    given_count = 2  # target and tokenizer, or vocabulary and device
+    given_count = 2  # `for_target` gets target and tokenizer, a class vocab_size and device
     parameters = [str(parameter) for parameter in signature(factory).parameters.values()][given_count:]
     details: dict[str, object] = {
         "class": f"{drafter.__module__}.{drafter.__qualname__}",
@@ -231,21 +245,21 @@ def _language_model(
 
 
 def _native_passes(config: PreTrainedConfig) -> str:
-    """Whether drafttree-native runs a model's passes on a CPU, as far as its config tells, or why not."""
+    """Whether drafttree-native runs a model's passes on a CPU, judged by its config: "yes", or "no" with the reason."""
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     reason = why_not_known(config) or why_not_packed(dtype, torch.device("cpu"))
     return f"no: {reason}" if reason else "yes"
 
 
 def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
-    """A language model by its class, which reads its target's hidden states, keys and values."""
+    """Inspect an assistant: a language model that reads its target's hidden states, keys and values."""
     fits, details = _language_model(config, tensors)
     fits["hidden size"] = config.get("backbone_hidden_size", UNKNOWN)
     return fits, details, _weight_problems(folder, tensors)
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """The tensors that transformers would initialise at random if it loaded the folder."""
+    """Missing, unread and misshapen tensors, or the error, if transformers loaded the folder."""
     try:
         config = AutoConfig.from_pretrained(folder)
         model: Any = class_of(config)
@@ -265,7 +279,10 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing where that is most of a model, which would be made of random numbers to compare it whole."""
+    """Missing tensors if they are more than half of a model; empty if fewer are.
+
+    So a model that is mostly missing is not filled with random numbers just to be compared.
+    """
     parameters = _parameters(model, config)
     stored_count = sum(tensor.numel() for tensor in tensors.values())
     if 2 * stored_count >= sum(parameter.numel() for parameter in parameters.values()):
@@ -274,7 +291,7 @@ def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, 
 
 
 def _parameters(model: Any, config: PreTrainedConfig) -> dict[str, nn.Parameter]:
-    """The parameters of a class of models by name, without values; a weight under two names counts once."""
+    """The parameters of a model class by name, on the meta device; a weight under two names counts once."""
     with quiet(), torch.device("meta"):
         return dict(model(config).named_parameters())
 

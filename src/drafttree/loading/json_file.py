@@ -1,4 +1,4 @@
-"""JSON files that users name."""
+"""Reads JSON files that users name."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from drafttree.core.errors import InputError
 
 
 def read_json_file(path: str | Path) -> Any:
-    """Read a JSON file.
+    """The contents of a JSON file.
 
     Raises:
-        InputError: the file cannot be read or is not JSON.
+        InputError: the file cannot be read, or is not JSON in UTF-8; the message names the place.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Whether the weights of a model fit into the memory that is free, told before it is filled."""
+"""Checks that the weights of a model fit into free memory before they are loaded."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from drafttree.models.quantization.blocks import FORMATS
 
 MEMORY = Path("/proc/meminfo")
 LENGTH, METADATA = 8, "__metadata__"
-"""Of a safetensors file: the bytes that tell how long its header is, and the entry there that is no tensor."""
+"""Of a safetensors file: the bytes of its header's length, and the header entry that is no tensor."""
 FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
@@ -28,20 +28,20 @@ def check_memory(
     *,
     keeps_blocks: bool = False,
 ) -> None:
-    """Refuse a model whose weights alone take more than the memory that is free.
+    """Refuse a model whose weights alone need more memory than is free.
 
-    Nothing is said where either is not known: on other systems than Linux, of pickles, and of models that are still to
-    be downloaded.
+    The model passes if either size is unknown: on systems other than Linux, for pickles, and for models that are not
+    downloaded yet.
 
     Args:
         files: the files of the model.
-        dtype: that it is loaded in.
-        device: where it is to run; only the memory of a CPU is looked at.
-        stored: the weights in the files by name, where these are read one by one.
-        keeps_blocks: whether those stay in the blocks that the files have them in, where they can.
+        dtype: dtype to load it in.
+        device: device to load it on; only a CPU's memory is checked.
+        stored: the weights in the files by name, if they are read one by one.
+        keeps_blocks: whether weights stay in their stored blocks, if they can.
 
     Raises:
-        ModelError: they take more.
+        ModelError: the weights need more memory than is free.
     """
     if device.type != "cpu" or (available_bytes := free_bytes()) is None:
         return
@@ -54,7 +54,7 @@ def check_memory(
             weight_bytes += sum(_nbytes(weight) for weight in block_weights.values())
         else:
             weight_bytes = dtype.itemsize * sum(_numbers(files))
-    except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
+    except (ModelError, OSError, ValueError):  # reading them reports what is wrong
         return
     if weight_bytes > available_bytes:
         raise ModelError(
@@ -66,13 +66,16 @@ def check_memory(
 
 
 def _nbytes(weight: StoredWeight) -> int:
-    """The bytes of a weight in blocks."""
+    """The bytes of a weight in its stored blocks."""
     form = FORMATS[weight.form]
     return math.prod(weight.shape) // form.inputs * form.nbytes
 
 
 def free_bytes() -> int | None:
-    """Bytes of memory that this process may still take, swap included; None where Linux does not say."""
+    """Bytes of memory that this process can still allocate, with swap; None if the system does not tell.
+
+    A limit of the process's control group counts too.
+    """
     try:
         lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines() if ":" in line)
         available_bytes = 1024 * sum(int(lines[name].split()[0]) for name in FREE)
@@ -82,30 +85,32 @@ def free_bytes() -> int | None:
         limit = int(LIMIT.read_text())
         usage = int(USED.read_text())
         statistics = dict(line.split() for line in STATISTICS.read_text().splitlines())
-    except (OSError, ValueError):  # there is no group with a limit
+    except (OSError, ValueError):  # no control group limits memory
         return available_bytes
     return min(available_bytes, limit - usage + int(statistics.get("inactive_file", 0)))
 
 
 def _numbers(files: ModelFiles) -> Iterator[int]:
-    """The count of numbers in each tensor of the files, as far as these say so without being read."""
+    """The number of elements of each tensor, by the headers of safetensors files; other files are skipped."""
     for path in _paths(files):
         if path.suffix == ".safetensors":
             yield from (math.prod(shape) for shape in _shapes(path))
 
 
 def _paths(files: ModelFiles) -> list[Path]:
-    """The files with weights that are on this machine, as far as their place is known."""
+    """The weight files of a model; none if it is not on this machine."""
     if files.gguf:
         return [Path(files.path)]
     return weight_files(Path(files.path)) if files.is_local else []
 
 
 def _shapes(path: Path) -> Iterator[list[int]]:
-    """The shapes of a safetensors file by its header alone: the system may refuse to map a file that is too large.
+    """The shapes of the tensors in a safetensors file.
+
+    Only the header is read, since the system may refuse to map a large file.
 
     Raises:
-        ValueError: the header is none.
+        ValueError: the header is damaged.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH), "little")

@@ -1,11 +1,11 @@
-"""Policies, verifiers and drafters by name, those of a user's own included.
+"""Policies, verifiers and drafters by name, including a user's own.
 
-A method has one of three kinds of names:
+A method is named in one of three ways:
 
-- the name it has in drafttree, such as "talon";
-- the name of an entry point that an installed package declares in one of the groups `drafttree.policies`,
+- by its name in drafttree, such as "talon";
+- by the name of an entry point that an installed package declares in one of the groups `drafttree.policies`,
   `drafttree.verifiers` and `drafttree.drafters`;
-- the dotted name of a class, such as "mypackage.trees.Widest".
+- by the dotted name of its class, such as "mypackage.trees.Widest".
 
 Drafters, which need torch, are in `drafttree.loading.drafter_methods`.
 """
@@ -36,10 +36,10 @@ class Methods(Generic[Kind]):
 
     Attributes:
         kind: "policy", "verifier" or "drafter", for messages.
-        group: the group of entry points that adds to them.
-        shipped: those of drafttree.
-        lack: what an object lacks to be one, in words; empty for a method.
-        reserved: further names that mean something to drafttree wherever one of this kind is named.
+        group: the group of entry points that add methods.
+        shipped: drafttree's own methods by name.
+        lack: says what an object lacks to be a method of this kind; empty if it is one.
+        reserved: further names that no entry point may have, since drafttree gives them a meaning.
     """
 
     kind: str
@@ -52,24 +52,24 @@ class Methods(Generic[Kind]):
         """The class of a name.
 
         Raises:
-            ConfigError: there is none of that name, it cannot be imported, or it is no method of this kind.
+            ConfigError: no method has the name, its class cannot be imported, or the class is no method of this kind.
         """
         if method := self.get(name):
             return method
         raise unknown(self.kind, name, self.names())
 
     def names(self) -> list[str]:
-        """The names of drafttree's methods and of entry points, none of which is loaded."""
+        """The names of drafttree's methods and of entry points, which are not loaded."""
         return [*self.shipped, *sorted(point.name for point in self.points())]
 
     def points(self) -> list[EntryPoint]:
-        """The entry points of the group, without those that have a name of drafttree's own."""
+        """The entry points of the group, without those whose name drafttree uses itself."""
         return [point for point in entry_points(group=self.group) if not self._is_own(point.name)]
 
     def get(self, name: str) -> type[Kind] | None:
-        """The class of a name, None where no method has it.
+        """The class of a name; None if no method has it.
 
-        A name of drafttree's own stays so: entry points of that name are refused, which is logged once.
+        An entry point cannot take over a name that drafttree uses itself: it is skipped and logged once.
 
         Raises:
             ConfigError: the class cannot be imported, or is no method of this kind.
@@ -84,14 +84,14 @@ class Methods(Generic[Kind]):
         return next((self.check(_loaded(point, self.kind), name) for point in points), None)
 
     def all(self) -> dict[str, type[Kind]]:
-        """Every method of drafttree and of entry points; those that cannot be used are logged and skipped."""
+        """All methods of drafttree and of entry points by name; unusable entry points are logged and skipped."""
         return {**self.shipped, **self.installed(self.check)}
 
     def installed(self, check: Callable[[Any, str], Any]) -> dict[str, Any]:
-        """The objects of the group's entry points, by name; those that cannot be used are logged once, and skipped.
+        """The objects of the group's entry points by name; unusable ones are logged once and skipped.
 
         Args:
-            check: returns an object of a name, or raises a `ConfigError`: then it cannot be used.
+            check: takes an object and its name, and returns the object, or raises `ConfigError` if it is unusable.
         """
         methods, refusals = self.sort_points(check)
         for reason in refusals:
@@ -99,7 +99,7 @@ class Methods(Generic[Kind]):
         return methods
 
     def sort_points(self, check: Callable[[Any, str], Any]) -> tuple[dict[str, Any], list[str]]:
-        """What `installed` returns, and for each entry point that cannot be used the reason."""
+        """What `installed` returns, and the reason for each entry point that is unusable; arguments as there."""
         methods: dict[str, Any] = {}
         refusals: list[str] = []
         for point in entry_points(group=self.group):
@@ -121,32 +121,35 @@ class Methods(Generic[Kind]):
         return f"entry point {point.name!r} of {self.group} is skipped: {error}"
 
     def check(self, found: Any, name: str) -> type[Kind]:
-        """The object, if it is a method of this kind.
+        """Return the object if it is a method of this kind.
 
         Raises:
-            ConfigError: it is not one; the message says what it lacks.
+            ConfigError: the object is no such method; the message says what it lacks.
         """
         if lack := self.lack(found):
             raise ConfigError(f"{name!r} is not a {self.kind}: {lack}")
         return found
 
     def name_of(self, method: type[Kind]) -> str:
-        """The name of a method in drafttree, or the dotted name of its class."""
+        """A method's name in drafttree, else the dotted name of its class."""
         dotted_name = f"{method.__module__}.{method.__qualname__}"
         return next((name for name, shipped_method in self.shipped.items() if shipped_method is method), dotted_name)
 
 
 def _class_lack(found: object, methods: Mapping[type, str]) -> str:
-    """The base class, or a method that the bases leave open, that a class lacks; empty if it lacks nothing."""
+    """What a class lacks: the base class, which comes first in `methods`, or an override; empty if nothing.
+
+    Args:
+        found: the object to check.
+        methods: by base class, the method that its subclasses must override.
+    """
     base = next(iter(methods))
     if not isinstance(found, type) or not issubclass(found, base):
         return f"it is no subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"
-    missing_methods = (
-        name
-        for declaring_class, name in methods.items()
-        if issubclass(found, declaring_class) and getattr(found, name) is getattr(declaring_class, name)
-    )
-    return next((f"it lacks the method {name}; docs/writing.md shows one" for name in missing_methods), "")
+    for declaring_class, name in methods.items():
+        if issubclass(found, declaring_class) and getattr(found, name) is getattr(declaring_class, name):
+            return f"it lacks the method {name}; docs/writing.md shows one"
+    return ""
 
 
 def _imported(name: str, kind: str) -> Any:
@@ -172,7 +175,7 @@ def _reason(error: BaseException) -> str:
 
 @functools.cache
 def _namesakes(group: str, name: str, path: tuple[str, ...]) -> EntryPoints:
-    """Entry points with a name of drafttree's own; it takes milliseconds to read what all packages declare."""
+    """Entry points whose name drafttree uses itself; cached, since listing them takes milliseconds."""
     return entry_points(group=group, name=name)
 
 

@@ -1,4 +1,4 @@
-"""The files of a model or a drafter: where they lie is found once, and their config is read once."""
+"""The files of a model or a drafter, which are located once and whose config is read once."""
 
 import os
 from copy import deepcopy
@@ -22,8 +22,8 @@ class ModelFiles:
     """The files of a model or a drafter.
 
     Args:
-        source: the name or path that users gave, for messages.
-        path: their folder, the GGUF file, or the hub name of a model that transformers downloads.
+        source: the name or path that the user gave, for messages.
+        path: the folder, the GGUF file, or the hub name of a model that transformers downloads.
     """
 
     def __init__(self, source: str | Path, path: str | Path) -> None:
@@ -32,46 +32,46 @@ class ModelFiles:
 
     @classmethod
     def of_model(cls, source: str | Path) -> "ModelFiles":
-        """The files of an embedded name, a folder, a GGUF file or a hub name, whose folder is not downloaded yet.
+        """The files of an embedded name, a folder, a GGUF file or a hub name; a hub name is not downloaded yet.
 
         Raises:
-            ModelError: as of `drafttree.loading.folders.resolve` and `find_gguf`.
-            ConfigError: as of `find_gguf`.
+            ModelError: the source does not exist (see `drafttree.loading.folders.resolve` and `find_gguf`).
+            ConfigError: the packages that read GGUF files are missing.
         """
         return cls(source, find_gguf(source) or resolve(source))
 
     @classmethod
     def of_drafter(cls, source: str | Path) -> "ModelFiles":
-        """The files of an embedded name, a folder, a GGUF file or a hub name, on this machine.
+        """The files of an embedded name, a folder, a GGUF file or a hub name, which is downloaded.
 
         Raises:
-            ModelError: there are none.
-            ConfigError: as of `drafttree.loading.folders.find_gguf`.
+            ModelError: the source does not exist, or cannot be downloaded.
+            ConfigError: the packages that read GGUF files are missing.
         """
         path = find_gguf(source) or find_folder(source)
         return cls(path, path)
 
     @property
     def is_local(self) -> bool:
-        """Whether they lie in a folder."""
+        """Whether the files are in a folder on this machine."""
         return os.path.isdir(self.path)
 
     @cached_property
     def gguf(self) -> GGUFFile | None:
-        """The GGUF file, None where the files are those of transformers.
+        """The GGUF file; None if the files are in transformers' format.
 
         Raises:
-            ModelError: as of `GGUFFile`.
+            ModelError: the file cannot be used (see `GGUFFile`).
         """
         return GGUFFile(self.path) if self.path.endswith(SUFFIX) else None
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The contents of config.json, or what a GGUF file says instead; empty for a folder without one.
+        """The contents of config.json, or the same fields from a GGUF file; empty for a folder without one.
 
         Raises:
-            ModelError: the file in a folder holds no JSON object, or a GGUF file's model is not known.
-            OSError: the hub has no such file.
+            ModelError: config.json holds no JSON object, or the model of a GGUF file is unknown.
+            OSError: the hub has no config.json for the name.
         """
         if self.gguf:
             return settings_of(self.gguf) | token_ids(self.gguf)
@@ -90,15 +90,15 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """What transformers makes of config.json.
+        """The transformers config of config.json.
 
         Raises:
-            ValueError: it names no model that this version of transformers knows, or a value that such a model cannot
-                have.
+            ValueError: config.json names a model that this version of transformers does not know, or has a value that
+                such a model cannot have.
         """
         model_type = str(self.settings.get("model_type"))
         try:
-            if not self.names_model or model_type == "mistral":  # which may stand for Ministral
+            if not self.names_model or model_type == "mistral":  # AutoConfig may make it Ministral
                 return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
             return CONFIG_MAPPING[model_type].from_dict(deepcopy(self.settings), name_or_path=self.path)
         except StrictDataclassError as error:
@@ -106,16 +106,16 @@ class ModelFiles:
 
     @cached_property
     def layout(self) -> Layout | None:
-        """How quantised weights lie in the folder, None where there are none, or in a way that is not known.
+        """How the folder lays out quantised weights; None if it has none, or in an unknown layout.
 
         Raises:
-            ModelError: config.json says of them what cannot be.
+            ModelError: config.json describes the quantisation with an impossible value.
         """
         return None if self.gguf else layout_of(self.settings)
 
     @property
     def unquantized_config(self) -> PreTrainedConfig:
-        """What transformers makes of config.json, as of a model whose weights are not quantised."""
+        """A copy of `config` without its quantisation."""
         config = deepcopy(self.config)
         for name in ("quantization_config", "quantization"):
             if hasattr(config, name):
@@ -124,9 +124,9 @@ class ModelFiles:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of drafter that they are; errors are those of `drafttree.loading.drafter_methods.kind_of`."""
+        """The kind of drafter in the files; errors are those of `drafttree.loading.drafter_methods.kind_of`."""
         return LANGUAGE_MODEL if self.gguf else kind_of(Path(self.path), self.settings)
 
 
 FoundModel = PreTrainedModel | ModelFiles
-"""A loaded model, or the files of one."""
+"""A loaded model, or the files to load one from."""

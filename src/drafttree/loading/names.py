@@ -1,4 +1,4 @@
-"""The names of a decoder's parts, as users give them; their `repr` also says how large they are and where they run."""
+"""The names of a decoder's parts, as users give them."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from drafttree.loading.specs import policy_spec
 from drafttree.models import Model
 
 SNAPSHOT = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+(?:/|/(.+\.gguf))?$")
-"""The end of a model's folder in the hub's cache, or of a file in it."""
+"""Matches the end of the path of a model in the hub's cache, or of a GGUF file in it."""
 
 
 class PartNames(NamedTuple):
@@ -22,10 +22,10 @@ class PartNames(NamedTuple):
 
     Attributes:
         target: the target's embedded name, hub name or folder.
-        drafter: what the drafter was loaded by, else its class; "none" without one.
+        drafter: the name that the drafter was loaded by, else its class; "none" without one.
         policy: the specification of the policy.
-        verifier: the name of the verifier, "auto" where none is named.
-        precision: the dtype of the target, and how its weights are quantised if they are.
+        verifier: the name of the verifier; "auto" if none was chosen.
+        precision: the dtype of the target, and the quantisation of its weights, if any.
     """
 
     target: str
@@ -47,7 +47,7 @@ class PartNames(NamedTuple):
 
 
 def model_name(source: str | Path) -> str:
-    """The name of a model by where it lies: an embedded name, a hub name, or the last part of a path."""
+    """The name of a model by its location: an embedded name, a hub name, or the last part of a path."""
     path = Path(source)
     if embedded := zoo.name_of(path):
         return embedded
@@ -58,14 +58,14 @@ def model_name(source: str | Path) -> str:
 
 
 def target_name(target: Model) -> str:
-    """The name of a target; that of its class where it was not loaded from anywhere."""
+    """The name of a target; that of its class if it was not loaded from anywhere."""
     module = getattr(target, "module", None)
     source = getattr(module, "name_or_path", "")
     return model_name(source) if source else type(target if module is None else module).__name__
 
 
 def drafter_name(drafter: Drafter | None) -> str:
-    """What a drafter was loaded by, such as "mixed:embedded-eagle3"; else the name of its class, "none" without one."""
+    """The name a drafter was loaded by, such as "mixed:embedded-eagle3", else that of its class; "none" for None."""
     if drafter is None:
         return "none"
     return (drafter.name if isinstance(drafter, ShownBySize) else "") or type(drafter).__name__

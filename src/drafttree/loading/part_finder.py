@@ -1,4 +1,4 @@
-"""The parts of a decoder by the names that `load` takes, for `Decoder.with_policy` and its like."""
+"""Finds the parts of a decoder by the names that `load` takes, for `Decoder.with_policy` and the like."""
 
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,13 +16,13 @@ from drafttree.verifiers import Verifier
 
 
 class NamedParts:
-    """Finds policies, drafters and verifiers as `drafttree.load` does; its errors are raised.
+    """Finds policies, drafters and verifiers as `drafttree.load` does, with the same errors.
 
     Args:
-        quantize_drafter: how language models that draft are quantised; as of `find_drafter`.
+        quantize_drafter: how to quantise language models that draft; the `quantize` of `find_drafter`.
 
     Attributes:
-        held: the language models that draft for the decoder's target, by their path, as long as somebody uses them.
+        held: the language models that draft for the decoder's target, by path; entries vanish once unused.
     """
 
     def __init__(self, quantize_drafter: str | None = BY_DEFAULT) -> None:
@@ -34,7 +34,7 @@ class NamedParts:
         return make_policy(given)
 
     def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
-        """The drafter of a name, a folder, a model, a class or an object for a target; None for plain decoding."""
+        """The drafter for a target, from a name, folder, model, class or object; None for plain decoding."""
         files = None if is_auto(given) else check_drafter_exists(given)
         if not isinstance(target, TargetModel):
             return make_drafter(given, target, tokenizer, _refuse)

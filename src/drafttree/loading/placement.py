@@ -1,4 +1,4 @@
-"""Devices and dtypes by name."""
+"""Finds devices and dtypes by name."""
 
 import torch
 from transformers import PreTrainedModel
@@ -12,19 +12,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def is_auto(value: object) -> bool:
-    """Whether an option is "auto"; an array, which compares its elements, is not."""
+    """Whether an option is "auto"; safe for arrays, which compare element by element."""
     return isinstance(value, str) and value == "auto"
 
 
 def find_placement(
     target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype to load with, which are a loaded target's own.
+    """The device and dtype to load a target with; a loaded target keeps its own.
 
-    With int8 weights "auto" is bfloat16, since all weights are read in that dtype before they are rounded.
+    If weights are to be quantised, dtype "auto" is bfloat16, in which weights are read before they are rounded.
 
     Raises:
-        ConfigError: there are none of that name, or a loaded target has others.
+        ConfigError: no such device or dtype is available, or a loaded target has another one.
     """
     if not isinstance(target, PreTrainedModel):
         target_device = find_device(device)
@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device:
     """The device of a name.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: this machine has no such device.
     """
     if is_auto(name):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,10 +57,10 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of a name; "auto" is bfloat16 where the device multiplies it fast, else float32.
+    """The dtype of a name; "auto" is bfloat16 if the device multiplies it fast, else float32.
 
     Raises:
-        ConfigError: there is no such dtype, or the device cannot compute in it.
+        ConfigError: the name is no dtype of `DTYPES`, or the device cannot compute in it.
     """
     if is_auto(name):
         return torch.bfloat16 if multiplies_bfloat16_fast(device) else torch.float32

@@ -1,4 +1,4 @@
-"""Models and tokenizers of transformers, from embedded names, folders and hub names."""
+"""Loads models and tokenizers of transformers from embedded names, folders, GGUF files and hub names."""
 
 import logging
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import constants
@@ -74,18 +74,18 @@ LOADERS: dict[Any, Any] = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForImageTextToText: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 }
-"""What loads models with a language-model head, and the classes that it loads by their config."""
+"""The auto classes of models with a language-model head, and the model classes that each loads, by config class."""
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
 
 def unwrap(source: Any) -> Any:
-    """The model inside wrappers of `torch.compile` and of peft, whose adapters lie in its layers.
+    """The model inside wrappers of `torch.compile` and peft; anything else passes as it is.
 
-    Anything else passes as it is.
+    Adapters stay active, since they are part of the model's layers.
 
     Raises:
-        ModelError: an adapter that is not in the layers: it trains a prompt, or acts by arguments and hooks of a call.
+        ModelError: the adapter is not in the layers: it trains a prompt, or acts by arguments and hooks of a call.
     """
     if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
         return source
@@ -108,11 +108,11 @@ def unwrap(source: Any) -> Any:
 
 
 def find_model(source: Any) -> ModelSource:
-    """The name, path or loaded model a target is given by, without wrappers.
+    """The source of a target, without wrappers: a name, a path or a loaded model.
 
     Raises:
-        ConfigError: the source is none of these.
-        ModelError: as of `unwrap`.
+        ConfigError: the source is something else.
+        ModelError: the source has an adapter that `unwrap` refuses.
     """
     target = unwrap(source)
     if isinstance(target, str | Path | PreTrainedModel):
@@ -132,11 +132,12 @@ def load_model(
 ) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder, a hub name or files; a loaded model passes as it is.
 
-    A model of images and text is loaded whole, to be used on text alone.
+    A model of images and text is loaded whole, although it is used on text only. Arguments are those of `read_model`.
 
     Raises:
-        ModelError: there is none, its weights are missing, truncated or of another shape, or they cannot be quantised
-            or sharded.
+        ModelError: the model does not exist, or is no decoder-only language model; or its weights are missing,
+            truncated, of another shape, too large for memory, or cannot be quantised or sharded.
+        ConfigError: the model is to be sharded, and the device is not the machine's accelerator.
     """
     if isinstance(source, PreTrainedModel):
         if source.config.model_type in ASSISTANTS:
@@ -159,87 +160,130 @@ def read_model(
     *,
     drafts: bool = False,
 ) -> PreTrainedModel:
-    """What `load_model` loads, and assistants too, whose class is among those of language models.
+    """The model in files, which may also be an assistant: transformers has its class among language models.
 
     Args:
         files: the files of the model.
-        dtype: the dtype.
-        device: where it runs.
-        quantize: one of `KINDS`; `AS_STORED`; or `BY_DEFAULT` for the blocks of a file, and else for what
-            `choose_quantization` says.
-        tensor_parallel_size: processes it is sharded over.
-        drafts: whether it drafts, so that its head may be quantised too.
+        dtype: dtype to load it in.
+        device: device to load it on.
+        quantize: one of `KINDS`; `AS_STORED`; `BY_DEFAULT`, for stored blocks if the files have them, else for what
+            `choose_quantization` says; or None to keep no stored blocks.
+        tensor_parallel_size: number of processes to shard it over.
+        drafts: whether the model drafts, so that its head may be quantised too.
 
     Raises:
-        ModelError: as `load_model`.
+        ModelError: the model cannot be loaded, as in `load_model`.
     """
     if quantize == INT4:
         files = _rounded_files(files)
-    source = files.source
-    path = files.path
-    _check_index(Path(path))
+    _check_index(Path(files.path))
     settings = _settings_of(files)
     try:
         check_layer_counts(settings)
         if quantize in KINDS and not (quantize == INT4 and files.layout):
-            check_unquantized(source, settings)
-        loader: Any = _check_kind(source, files.config)
-        stored_weights = _stored_weights(files, dtype, device) if tensor_parallel_size == 1 or files.gguf else None
-        reason = why_not_kept(files, device, quantize)
-        keeps_blocks = tensor_parallel_size == 1 and stored_weights is not None and reason is None
-        if stored_weights is not None and reason:
-            logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
-        if tensor_parallel_size == 1:
-            check_memory(files, dtype, device, stored_weights, keeps_blocks=keeps_blocks)
-        if tensor_parallel_size > 1:
-            check_shares(source, files.config, tensor_parallel_size, device)
-        if (settings_file := Path(path) / "generation_config.json").is_file():
-            _check_settings(settings_file)
-        options = _attention(files.config) | sharding_options(tensor_parallel_size)
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with quiet():
-            if stored_weights is not None:
-                model_and_info: Any = _from_stored(files, stored_weights, dtype, options, keeps_blocks=keeps_blocks)
-            else:
-                model_and_info = loader.from_pretrained(
-                    path, config=files.config, dtype=dtype, trust_remote_code=False, **options
-                )
+            check_unquantized(files.source, settings)
+        loaded_model = _load_unchecked(files, dtype, device, quantize, tensor_parallel_size)
     except DraftTreeError:
         raise
-    except (SafetensorError, EOFError, struct.error) as error:
-        reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
-        raise ModelError(f"the weights of {str(source)!r} are {reason}") from error
-    except UnpicklingError as error:  # torch's own message advises to switch the check off
-        reason = "code or objects, which are not run, or are damaged; save the tensors alone, best as safetensors"
-        raise ModelError(f"the weights of {str(source)!r} are a pickle that holds {reason}") from error
     except Exception as error:
-        raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, files)}") from error
-    model, info = model_and_info
-    refuse_changing(files, model, info["unexpected_keys"])
-    refuse_unscaled(files, info["unexpected_keys"])
-    _check_weights(source, info)
-    check_unused(files, model, info["unexpected_keys"])
-    model = model.to(device).eval()
+        raise _loading_error(files, error) from error
+    loaded_model.check(files)
+    model = loaded_model.model.to(device).eval()
     quantization = choose_quantization(model) if quantize == BY_DEFAULT else quantize
-    if quantization == INT4 and keeps_blocks:
+    if quantization == INT4 and loaded_model.keeps_blocks:
         quantize_head(model)
     elif quantization in KINDS:
         with stage("quantise"):
             tokenizer = tokenizer_beside(files) if quantization == INT4 else None
-            apply_quantization(model, quantization, source, tokenizer, head=drafts)
+            apply_quantization(model, quantization, files.source, tokenizer, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
         _copy_what_stays(model)
-    if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
-        lay_out_for_cpu(model)
-        model.register_state_dict_post_hook(_make_contiguous)
+        if dtype == torch.float32:
+            lay_out_for_cpu(model)
+            model.register_state_dict_post_hook(_make_contiguous)
     return model
 
 
-def _rounded_files(files: ModelFiles) -> ModelFiles:
-    """The files of a model in four bits: its own, those that `drafttree quantize` has kept of it, else as they are.
+class _LoadedModel(NamedTuple):
+    """A model as transformers has loaded it.
+
+    Attributes:
+        model: the model.
+        info: transformers' `loading_info`: which tensors are missing, unexpected, or of another shape.
+        keeps_blocks: whether weights stay in their stored blocks.
+    """
+
+    model: Any
+    info: Mapping[str, Any]
+    keeps_blocks: bool
+
+    def check(self, files: ModelFiles) -> None:
+        """Refuse a model whose tensors do not match those in its files; harmless leftovers cause a warning at most.
+
+        Raises:
+            ModelError: a tensor that matters is left out, missing or misshapen; the message names it.
+        """
+        unused = self.info["unexpected_keys"]
+        refuse_changing(files, self.model, unused)
+        refuse_unscaled(files, unused)
+        _check_weights(files.source, self.info)
+        check_unused(files, self.model, unused)
+
+
+def _load_unchecked(
+    files: ModelFiles, dtype: torch.dtype, device: torch.device, quantize: str | None, tensor_parallel_size: int
+) -> _LoadedModel:
+    """Load a model without comparing its tensors with those in its files; arguments are those of `read_model`.
 
     Raises:
-        ModelError: it is a GGUF file, or quantised to other numbers of bits.
+        ModelError: the model is no decoder-only language model, needs more memory than is free, or cannot be sharded.
+        Exception: transformers or a reader of files fails, with whatever error it raises.
+    """
+    loader = _check_kind(files.source, files.config)
+    is_sharded = tensor_parallel_size > 1
+    stored_weights = None if is_sharded and not files.gguf else _stored_weights(files, dtype, device)
+    reason = why_not_kept(files, device, quantize)
+    keeps_blocks = not is_sharded and stored_weights is not None and reason is None
+    if stored_weights is not None and reason:
+        logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", files.source, reason)
+    if is_sharded:
+        check_shares(files.source, files.config, tensor_parallel_size, device)
+    else:
+        check_memory(files, dtype, device, stored_weights, keeps_blocks=keeps_blocks)
+    if (settings_file := Path(files.path) / GENERATION_CONFIG).is_file():
+        _check_settings(settings_file)
+    options = _attention(files.config) | sharding_options(tensor_parallel_size)
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with quiet():
+        if stored_weights is not None:
+            model, info = _from_stored(files, stored_weights, dtype, options, keeps_blocks=keeps_blocks)
+        else:
+            model, info = loader.from_pretrained(
+                files.path, config=files.config, dtype=dtype, trust_remote_code=False, **options
+            )
+    return _LoadedModel(model, info, keeps_blocks)
+
+
+def _loading_error(files: ModelFiles, error: Exception) -> ModelError:
+    """The error to raise in place of one of transformers or of a reader of files."""
+    source = str(files.source)
+    if isinstance(error, SafetensorError | EOFError | struct.error):
+        reason = f"truncated or damaged ({_first_lines(error)}); download or copy them again"
+        return ModelError(f"the weights of {source!r} are {reason}")
+    if isinstance(error, UnpicklingError):  # torch's message advises to disable the check
+        reason = "code or objects, which are not run, or are damaged; save the tensors alone, best as safetensors"
+        return ModelError(f"the weights of {source!r} are a pickle that holds {reason}")
+    return ModelError(f"cannot load model {source!r}: {_reason(error, files)}")
+
+
+def _rounded_files(files: ModelFiles) -> ModelFiles:
+    """The files to load a model in four bits from.
+
+    They are the given ones if they have four bits already, else those that `drafttree quantize` has written for them,
+    else the given ones.
+
+    Raises:
+        ModelError: the model is a GGUF file, or quantised to another number of bits.
     """
     if files.layout:
         if any(scheme.bits != INT4_BITS for scheme in files.layout.schemes("")):
@@ -253,10 +297,10 @@ def _rounded_files(files: ModelFiles) -> ModelFiles:
 
 
 def files_to_round(files: ModelFiles) -> ModelFiles:
-    """The files, on this machine, of a model that may be rounded to four bits.
+    """The files of a model that is to be rounded to four bits, downloaded if they are on the hub.
 
     Raises:
-        ModelError: its weights are in few bits already.
+        ModelError: the weights are quantised already.
     """
     if files.gguf:
         reason = "is a GGUF file, whose weights are in few bits already"
@@ -271,17 +315,17 @@ def files_to_round(files: ModelFiles) -> ModelFiles:
 
 
 def local_files(files: ModelFiles) -> ModelFiles:
-    """The files on this machine; those of the hub are downloaded."""
+    """The same files on this machine, downloaded if they are on the hub."""
     return files if files.gguf or files.is_local else ModelFiles(files.source, find_folder(files.path))
 
 
 def why_not_kept(files: ModelFiles, device: torch.device, quantize: str | None) -> str | None:
-    """Why weights do not stay in few bits as their files have them, None if they do.
+    """Why weights do not stay in the few bits that their files have them in; None if they do.
 
     Args:
         files: the files of a model.
-        device: where it runs.
-        quantize: as of `read_model`.
+        device: device it runs on.
+        quantize: the argument of `read_model`.
     """
     if files.gguf is None and files.layout is None:
         return "they are not in few bits, or in a way that is not known"
@@ -291,7 +335,7 @@ def why_not_kept(files: ModelFiles, device: torch.device, quantize: str | None) 
 
 
 def stays_as_stored(files: ModelFiles, device: torch.device, quantize: str | None) -> bool:
-    """Whether weights stay as of `why_not_kept`; not where files cannot be read, which is told when they are."""
+    """Whether weights stay in few bits (see `why_not_kept`); False if files cannot be read, which loading reports."""
     try:
         return why_not_kept(files, device, quantize) is None
     except (ModelError, OSError, ValueError):
@@ -299,9 +343,9 @@ def stays_as_stored(files: ModelFiles, device: torch.device, quantize: str | Non
 
 
 def _stored_weights(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Mapping[str, StoredWeight] | None:
-    """The weights of files that are read here, not by transformers, one by one; None where it reads them.
+    """The weights of files that drafttree reads one by one; None for files that transformers reads itself.
 
-    transformers has kernels for quantised weights on other devices than CPUs, but none for MLX's.
+    On devices other than CPUs, transformers has kernels for quantised weights, except for MLX's.
     """
     if files.gguf:
         return weights_of(files.gguf, files.settings, dtype)
@@ -319,10 +363,17 @@ def _from_stored(
     *,
     keeps_blocks: bool,
 ) -> tuple[Any, Any]:
-    """The model of weights that are read one by one, and what transformers says of its loading.
+    """The model of weights that drafttree reads, and transformers' `loading_info`.
+
+    Args:
+        files: the files of the model.
+        weights: its weights by the names of transformers.
+        dtype: dtype to load it in.
+        options: further options of `from_pretrained`.
+        keeps_blocks: whether weights stay in their stored blocks, if they can.
 
     Raises:
-        ModelError: the sizes of weights are not those of the model.
+        ModelError: a weight has another shape than in the model.
     """
     config: Any = files.unquantized_config
     model_class: Any = class_of(config)
@@ -345,7 +396,7 @@ def _from_stored(
 def _tell_kept(
     files: ModelFiles, weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
 ) -> None:
-    """Log which weights stay in few bits, and which others of few bits do not."""
+    """Log which quantised weights stay in few bits, and which are unpacked."""
     forms = ", ".join(sorted({weight.form for weight in kept.values()})) or "none"
     logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(kept), forms)
     if unpacked_names := [name for name, weight in weights.items() if weight.is_packed and name not in kept]:
@@ -356,7 +407,11 @@ def _tell_kept(
 
 
 def _settings_of(files: ModelFiles) -> dict[str, Any]:
-    """The contents of a model's config.json; what is wrong with the file is told as of the model."""
+    """The contents of a model's config.json, with errors that name the model.
+
+    Raises:
+        ModelError: config.json cannot be read.
+    """
     try:
         return files.settings
     except (ModelError, OSError) as error:
@@ -364,7 +419,7 @@ def _settings_of(files: ModelFiles) -> dict[str, Any]:
 
 
 def _copy_what_stays(model: PreTrainedModel) -> None:
-    """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
+    """Copy the weights that layers do not release, since views of a mapped file would keep all of it in memory."""
     linear_ids = {id(submodule.weight) for submodule in model.modules() if type(submodule) is nn.Linear}
     released_ids = linear_ids | {
         id(submodule.quantized) for submodule in model.modules() if isinstance(submodule, BlockLinear)
@@ -375,23 +430,23 @@ def _copy_what_stays(model: PreTrainedModel) -> None:
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The class with a decoder and a language-model head for a config, of text or of images and text; None without."""
+    """The model class with a language-model head for a config, of text or of images and text; None if there is none."""
     loader = _loader_of(config)
     return LOADERS[loader][type(config)] if loader else None
 
 
 def _loader_of(config: PreTrainedConfig) -> Any:
-    """The `LOADERS` that loads the model of a config, None where none does."""
+    """The auto class of `LOADERS` for a config; None if there is none, or for an encoder-decoder model."""
     loaders = (loader for loader, classes in LOADERS.items() if type(config) in classes)
     return None if config.is_encoder_decoder else next(loaders, None)
 
 
 @stage("tokenizer")
 def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model; None for a loaded model that names no source.
+    """The tokenizer beside a model; None for a loaded model that does not say where it was loaded from.
 
     Raises:
-        ModelError: the folder has none.
+        ModelError: the model has no tokenizer beside it, or it cannot be loaded.
     """
     if isinstance(source, PreTrainedModel):
         return load_tokenizer(source.name_or_path) if source.name_or_path else None
@@ -405,7 +460,7 @@ def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase 
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **config)
     except Exception as error:
         reason = _first_lines(error).rstrip(":.")
-        if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
+        if reason.startswith("Couldn't instantiate"):  # transformers lists three ways on many lines
             reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
         save_advice = "" if str(name).endswith(SUFFIX) else "save one beside the model (tokenizer.save_pretrained) or "
         advice = f"{save_advice}pass tokenizer="
@@ -413,7 +468,7 @@ def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase 
 
 
 def tokenizer_beside(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a drafter, None where there is none to compare."""
+    """The tokenizer beside a drafter; None if none can be loaded."""
     try:
         return load_tokenizer(source)
     except ModelError:
@@ -421,10 +476,10 @@ def tokenizer_beside(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBas
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """The token ids that end a text, from the generation config or else the tokenizer.
+    """The token ids that end a text, from the generation config, else from the tokenizer; empty without any.
 
     Raises:
-        ModelError: the generation config gives something other than token ids.
+        ModelError: the eos_token_id is no token id and no list of them.
     """
     settings = getattr(model, "generation_config", None)
     eos = settings.eos_token_id if settings else None
@@ -439,17 +494,20 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
 
 
 def _check_index(folder: Path) -> None:
-    """Refuse an index of shards that transformers cannot read."""
+    """Refuse an index of shards that transformers could not read."""
     for index in filter(Path.is_file, (folder / name for name in INDICES)):
         if lost_keys := {"metadata", "weight_map"} - read_json(index).keys():
             raise ModelError(f"{index} has no {min(lost_keys)!r}; download it again, or save the model anew")
 
 
 def check_layer_counts(config: Mapping[str, Any]) -> None:
-    """Refuse numbers of layers that would fill the memory before the weights are looked at.
+    """Refuse absurd layer counts, for which transformers would fill memory before it looks at weights.
+
+    Args:
+        config: the contents of a config.json.
 
     Raises:
-        ModelError: the contents of a config.json have one; the message names it.
+        ModelError: a layer count is not between 0 and `MAX_LAYERS`; the message names the field.
     """
     for name, value in config.items():
         if isinstance(value, dict):
@@ -469,14 +527,14 @@ def _check_settings(path: Path) -> None:
 
 
 def _refuse_head(files: ModelFiles) -> None:
-    """Refuse a head where a language model is wanted; other folders are left to transformers."""
+    """Refuse a head where a language model is needed; transformers reports other unusable folders."""
     if not files.is_local:
         return
     try:
         model_kind = files.kind
     except UnsupportedDrafter as error:
         raise ModelError(f"{error}; as target give the model it is for") from None
-    except ModelError:  # transformers says more about what is no drafter either
+    except ModelError:  # transformers reports other folders in more detail
         return
     if model_kind != LANGUAGE_MODEL:
         raise ModelError(
@@ -485,13 +543,17 @@ def _refuse_head(files: ModelFiles) -> None:
 
 
 def _attention(config: PreTrainedConfig) -> dict[str, Any]:
-    """The attention to load with: transformers 5.17 picks one for Gemma 2 that does not bound its scores."""
+    """The attention to load with: eager for soft-capped scores, since transformers 5.17 loads Gemma 2 without a cap."""
     softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if softcap else {}
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
-    """What loads a model; what is not a decoder-only language model is refused before its weights are read."""
+    """The auto class that loads a model.
+
+    Raises:
+        ModelError: the model is no decoder-only language model, which is checked before its weights are read.
+    """
     if config.is_encoder_decoder:
         raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
     if not (loader := _loader_of(config)):
@@ -500,7 +562,7 @@ def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
 
 
 def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
-    """Refuse tensors that transformers would silently draw at random."""
+    """Refuse missing and misshapen tensors, which transformers would silently draw at random."""
     for key, stored_shape, model_shape in sorted(info["mismatched_keys"]):
         shapes = f"{key} is {list(stored_shape)} and should be {list(model_shape)}"
         raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {shapes}")
@@ -510,7 +572,7 @@ def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
 
 
 def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:
-    """Copy the tensors of a state dict that are laid out input-major, which `save_pretrained` cannot write."""
+    """State dict hook: copy tensors that are laid out input-major, which `save_pretrained` cannot write."""
     copies: dict[tuple[int, torch.Size], Tensor] = {}  # tied weights stay one tensor
     for name, tensor in state.items():
         key = tensor.data_ptr(), tensor.shape
@@ -520,10 +582,10 @@ def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> Non
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' report on weights, which `_check_weights` puts in one line, and without its bars.
+    """Context manager: silence transformers' report on weights and its progress bars.
 
-    Bars are shown to those who ask transformers for them, by `HF_HUB_DISABLE_PROGRESS_BARS=0` or its verbosity "info".
-    Those of downloads are the hub's own, and stay.
+    `_check_weights` reports weights in one line instead. Bars stay if the user asks transformers for them, by
+    `HF_HUB_DISABLE_PROGRESS_BARS=0` or verbosity "info"; those of downloads belong to the hub's client, and stay too.
     """
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging._tqdm_active
@@ -538,7 +600,7 @@ def quiet() -> Iterator[None]:
 
 
 def _reason(error: Exception, files: ModelFiles) -> str:
-    """Why transformers cannot load a model, and what to do if it is too old for the model or would run its code."""
+    """Why transformers cannot load a model, with advice for adapters, models with own code, and too new models."""
     if (Path(files.path) / "adapter_config.json").is_file():
         return "it is an adapter; load it with its model by peft, and pass the loaded model"
     if "trust_remote_code" in str(error):

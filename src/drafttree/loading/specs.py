@@ -1,8 +1,8 @@
-"""Specifications: a policy such as "talon:budget=60,margin=0.03", a verifier's name, and lists of them.
+"""Parses specifications: a policy such as "talon:budget=60,margin=0.03", a verifier's name, or lists of them.
 
-A specification is the name of a method, as `drafttree.loading.methods` finds it, and after a colon its parameters. A
-preset of a policy may come before these: "dynatree:paper,budget=64". `policy_spec` is the other direction: the one
-specification by which results are keyed.
+A specification is the name of a method, as `drafttree.loading.methods` finds it, then a colon and its parameters. A
+policy's preset may come before the parameters: "dynatree:paper,budget=64". The inverse, `policy_spec`, gives the
+canonical specification by which results are keyed.
 """
 
 import re
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from drafttree.drafters import Drafter
 
 PolicyLike = str | TreePolicy | type[TreePolicy]
-"""A specification, a policy, or the class of one, which stands for its default parameters."""
+"""A specification, a policy, or a policy's class, which stands for its default parameters."""
 VerifierLike = str | type[Verifier]
 """The name of a verifier, or its class."""
 TUNED = ".json"
-"""The end of the name of a file with a tuned policy (see `drafttree.loading.tuned`)."""
+"""Suffix of files with a tuned policy (see `drafttree.loading.tuned`)."""
 POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
-"""What separates two specifications: a semicolon, or a comma before a name that is no parameter."""
+"""Separates two specifications: a semicolon, or a comma before a name that is no parameter."""
 
 
 def make_policy(policy: PolicyLike) -> TreePolicy:
     """A policy from a specification such as "talon", "talon:budget=60,margin=0.03" or "mypackage.trees.Widest:depth=3".
 
     Raises:
-        ConfigError: no such policy, preset or parameter, or a value out of range.
+        ConfigError: the policy, preset or parameter does not exist, or a value is out of range.
     """
     if isinstance(policy, TreePolicy):
         POLICY_CLASSES.check(type(policy), type(policy).__name__)
@@ -60,16 +60,17 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
 def default_policy(
     verifier: type[Verifier] | None, drafter: "Drafter | None" = None, *, sharded: bool = False
 ) -> TreePolicy:
-    """The policy of texts for which none is named: `Auto`, which is never much slower than plain decoding.
+    """The policy to use if none is named: `Auto`, which is never much slower than plain decoding.
 
-    It is `DynaTree` where draws depend on the drafts: a seed could not repeat a text whose trees follow from costs that
-    were measured. A drafter whose drafts do not depend on their path (`flat`, DFlash's kind) drafts chains, with a
-    second node on the first level at most: children of several nodes would be the same tokens.
+    It is `DynaTree` for verifiers whose draws depend on the drafts: with trees by measured costs, a seed would not
+    repeat a text. It is `DynaTree` for a sharded target too, since clocks differ between processes. For a drafter whose
+    drafts do not depend on their path (`flat`, such as DFlash), trees are chains with at most a second node on the
+    first level, since children of several nodes would be the same tokens.
 
     Args:
-        verifier: the verifier, None for the one that nobody names.
-        drafter: the drafter, None for none or for one that is not known yet.
-        sharded: whether processes share the target, which may not go by a clock.
+        verifier: the verifier; None for "auto".
+        drafter: the drafter; None without one, or before it is known.
+        sharded: whether several processes share the target.
     """
     is_flat = getattr(drafter, "flat", False)
     if not sharded and (verifier is None or issubclass(verifier, (Greedy, Coupled))):
@@ -79,9 +80,9 @@ def default_policy(
 
 
 def policy_spec(policy: TreePolicy) -> str:
-    """The canonical specification of a policy: its name and those parameters that differ from their defaults.
+    """The canonical specification of a policy: its name, and the parameters that differ from their defaults.
 
-    It is read back by `make_policy`, unless a parameter's value has a comma in it.
+    `make_policy` reads it back, unless a parameter's value contains a comma.
     """
     name = POLICY_CLASSES.name_of(type(policy))
     fields = type(policy).model_fields.items()
@@ -91,10 +92,10 @@ def policy_spec(policy: TreePolicy) -> str:
 
 
 def find_verifier(verifier: VerifierLike | None) -> type[Verifier] | None:
-    """The verifier of a name, or the class itself; None for "auto".
+    """The class of a verifier, from its name or the class itself; None for "auto".
 
     Raises:
-        ConfigError: there is no such verifier.
+        ConfigError: the verifier does not exist.
     """
     if isinstance(verifier, type):
         return VERIFIER_CLASSES.check(verifier, verifier.__name__)
@@ -104,13 +105,13 @@ def find_verifier(verifier: VerifierLike | None) -> type[Verifier] | None:
 
 
 def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:
-    """Policies by their canonical specifications, from a list whose strings may each hold several.
+    """Policies by their canonical specifications, from a list in which a string may hold several.
 
-    Specifications are separated by semicolons, or by commas before a policy's name: "chain,talon:budget=60;eagle".
-    "all" is every policy with its default parameters.
+    Semicolons separate specifications, and so do commas before a policy's name: "chain,talon:budget=60;eagle". "all"
+    stands for every policy with its default parameters.
 
     Raises:
-        ConfigError: a policy or parameter does not exist, or a value is out of range.
+        ConfigError: a policy or parameter does not exist, a value is out of range, or no policy is named.
     """
     policy_objects = [make_policy(spec) for policy in policies for spec in _policies(policy)]
     if not policy_objects:
@@ -119,10 +120,10 @@ def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:
 
 
 def parse_verifiers(verifiers: Sequence[VerifierLike]) -> dict[str, type[Verifier]]:
-    """Verifiers by name, from a list whose strings may each hold several, separated by commas; "all" is every one.
+    """Verifiers by name, from a list in which a string may hold several, separated by commas; "all" is every verifier.
 
     Raises:
-        ConfigError: there is no such verifier.
+        ConfigError: a verifier does not exist, or none is named.
     """
     verifier_classes = [verifier_class for verifier in verifiers for verifier_class in _verifiers(verifier)]
     if not verifier_classes:
@@ -155,23 +156,25 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
 def _policies(policy: PolicyLike) -> list[PolicyLike]:
     if not isinstance(policy, str):
         return [policy]
-    specs = [spec.strip() for spec in POLICY_ENDS.split(policy)]
-    return [
-        policy_like
-        for spec in specs
-        if spec
-        for policy_like in (POLICY_CLASSES.all().values() if spec == "all" else [spec])
-    ]
+    policies: list[PolicyLike] = []
+    for spec in map(str.strip, POLICY_ENDS.split(policy)):
+        if spec == "all":
+            policies += POLICY_CLASSES.all().values()
+        elif spec:
+            policies.append(spec)
+    return policies
 
 
 def _verifiers(verifier: VerifierLike) -> list[type[Verifier]]:
     if not isinstance(verifier, str):
         return [VERIFIER_CLASSES.check(verifier, repr(verifier))]
-    names = [name.strip() for name in re.split("[,;]", verifier)]
-    class_groups = (
-        VERIFIER_CLASSES.all().values() if name == "all" else [VERIFIER_CLASSES.find(name)] for name in names if name
-    )
-    return [verifier_class for classes in class_groups for verifier_class in classes]
+    verifier_classes: list[type[Verifier]] = []
+    for name in map(str.strip, re.split("[,;]", verifier)):
+        if name == "all":
+            verifier_classes += VERIFIER_CLASSES.all().values()
+        elif name:
+            verifier_classes.append(VERIFIER_CLASSES.find(name))
+    return verifier_classes
 
 
 def _text(value: Any) -> str:

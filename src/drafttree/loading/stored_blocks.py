@@ -1,8 +1,9 @@
-"""Weights that stay in few bits as files have them, which drafttree-native multiplies."""
+"""Weights that stay in the blocks of few bits that files have them in, which drafttree-native multiplies."""
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -17,24 +18,24 @@ from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LINEAR = re.compile(r"(model\.layers\.\d+\.(?!.*\.experts\.).*\.)(\w+)_proj\.weight")
-"""Weights of linear layers but the head and those of experts."""
+"""Weights of linear layers, without the head and experts."""
 STACKED = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(gate_up|down)_proj")
-"""The weights of a layer's experts where one tensor has those of all."""
+"""Weights of all experts of a layer in one tensor."""
 EXPERT = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
-"""The weights of one expert."""
+"""A weight of one expert."""
 EXPERT_PARTS = ("gate", "up", "down")
-"""Its linear layers."""
+"""Linear layers of an expert."""
 TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
-"""Linear layers of one input, whose rows are made once."""
+"""Linear layers that read the same input, whose rows are quantised once."""
 
 
 class StoredWeight(Protocol):
-    """A weight of a module, which is read from its file when somebody asks for it.
+    """A weight of a module, which is read from its file on access.
 
     Attributes:
-        is_left_out: whether a placeholder without values is read in its place.
-        is_packed: whether its numbers are in few bits in the file.
-        form: the name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty.
+        is_left_out: whether to return a placeholder without values instead.
+        is_packed: whether the file stores it in few bits.
+        form: name of the blocks it can stay in, from `drafttree.models.quantization.blocks`; empty if it cannot.
         shape: its shape.
     """
 
@@ -53,28 +54,28 @@ class StoredWeight(Protocol):
 
     @property
     def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the tensors that it is made of, by what messages call them."""
+        """The shapes of the tensors that it is made of, by their names in messages."""
         ...
 
     def blocks(self) -> Tensor:
         """Its blocks, uint8 `[outputs, bytes]`.
 
         Raises:
-            ModelError: scales are not finite, or none that blocks have.
+            ModelError: a scale is not finite, or is not representable in blocks.
         """
         ...
 
     def stacks(self) -> list[Tensor]:
-        """The blocks of all experts, uint8 `[experts, outputs, bytes]`: of gates and of what they gate, or of outputs.
+        """The blocks of all experts, uint8 `[experts, outputs, bytes]`: of gate and up projections, or of down ones.
 
         Raises:
-            ModelError: as of `blocks`.
+            ModelError: a scale is not finite.
         """
         ...
 
 
 def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | None:
-    """Why nothing multiplies the blocks of a model on a device, None if something does."""
+    """Why drafttree cannot multiply the blocks of a model on a device; None if it can."""
     if device.type != "cpu":
         return f"nothing multiplies blocks on {device.type}"
     if kernels.native is None:
@@ -83,19 +84,21 @@ def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | 
 
 
 def kept_weights(weights: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
-    """Those of a model's weights that stay in blocks, by the names of transformers."""
+    """The weights of a model that can stay in blocks, by the names of transformers.
+
+    Weights that read the same input stay only if all of them can.
+    """
     ends = {EMBEDDING, HEAD}
     in_blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
     kept_names = {name for name in in_blocks if _siblings(name) & weights.keys() <= in_blocks}
-    expert_names = [
-        names for names in _experts_of(weights).values() if _are_whole(names) and _are_alike(weights, names)
-    ]
-    kept_names.update(*expert_names)
+    for expert_names in _experts_of(weights).values():
+        if _are_whole(expert_names) and _are_alike(weights, expert_names):
+            kept_names.update(expert_names)
     return {name: weights[name] for name in weights if name in kept_names}
 
 
 def _experts_of(weights: Mapping[str, StoredWeight]) -> dict[str, list[str]]:
-    """By the name of a layer's experts, the names of their weights."""
+    """The names of experts' weights, by the name of the module that holds a layer's experts."""
     names = defaultdict[str, list[str]](list)
     for name in weights:
         if match := STACKED.fullmatch(name) or EXPERT.fullmatch(name):
@@ -104,23 +107,22 @@ def _experts_of(weights: Mapping[str, StoredWeight]) -> dict[str, list[str]]:
 
 
 def _are_whole(names: Sequence[str]) -> bool:
-    """Whether a layer's experts have all their weights; else the file is damaged, which transformers tells."""
+    """Whether a layer's experts have all their weights; if not, the file is damaged, which loading reports."""
     if any(map(STACKED.fullmatch, names)):
         return len(names) == len(("gate_up", "down"))
     projections = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
-    return projections == {(index, projection) for index in range(len(names) // 3) for projection in EXPERT_PARTS}
+    return projections == set(product(range(len(names) // 3), EXPERT_PARTS))
 
 
 def _are_alike(weights: Mapping[str, StoredWeight], names: Sequence[str]) -> bool:
-    """Whether all weights of a layer's experts are in blocks: those of one input in the same, whose rows are one."""
-    reads_inner = [name for name in names if "down_proj" in name]
-    reads_hidden = [name for name in names if "down_proj" not in name]
-    forms = [{weights[name].form for name in group_names} for group_names in (reads_inner, reads_hidden)]
-    return all(len(group_forms) == 1 and "" not in group_forms for group_forms in forms)
+    """Whether all weights of a layer's experts are in blocks, with one form for those that read the same input."""
+    down_forms = {weights[name].form for name in names if "down_proj" in name}
+    gate_up_forms = {weights[name].form for name in names if "down_proj" not in name}
+    return len(down_forms) == len(gate_up_forms) == 1 and "" not in down_forms | gate_up_forms
 
 
 def _siblings(name: str) -> set[str]:
-    """The weights that are in blocks if this one is."""
+    """The names of the weights that read the same input as this one, itself included."""
     if not (match := LINEAR.fullmatch(name)):
         return {name}
     prefix, projection = match.groups()
@@ -131,9 +133,15 @@ def _siblings(name: str) -> set[str]:
 def with_placeholders(
     weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
 ) -> dict[str, Any]:
-    """What transformers reads: weights, and placeholders without values for those that are kept.
+    """The state dict for transformers, with placeholders without values for weights that stay in blocks.
 
-    Those of experts that lie apart have one as they are stacked, since transformers would copy theirs to stack them.
+    Experts with a tensor for each weight get one stacked placeholder, since transformers would copy theirs to stack
+    them.
+
+    Args:
+        weights: all weights of a model.
+        kept: the weights that stay in blocks, which are marked as left out.
+        dtype: dtype of the stacked placeholders.
     """
     state_dict: dict[str, Any] = {
         name: weights[name] for name in weights if not (name in kept and EXPERT.fullmatch(name))
@@ -152,14 +160,14 @@ def with_placeholders(
 
 
 def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None:
-    """Replace the linear layers of a model by those with weights in blocks, and an embedding that has the head's.
+    """Replace the linear layers, experts and embedding of a model by such with weights in blocks.
 
     Args:
-        model: the model, whose weights of these names are placeholders.
-        kept: as of `kept_weights`.
+        model: the model, which has placeholders for these weights.
+        kept: the weights that stay in blocks, from `kept_weights`.
 
     Raises:
-        ModelError: scales in the file are not finite.
+        ModelError: a scale in the file is not finite, or is not representable in blocks.
     """
     experts = _experts_of(kept)
     for name, weight in kept.items():
@@ -177,36 +185,41 @@ def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None
 
 
 def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> LinearExperts:
-    """A layer's experts with weights in blocks, in the place of those whose weights are placeholders."""
-    layers: dict[str, dict[int, BlockLinear]] = {"gate": {}, "up": {}, "down": {}}
+    """A layer's experts with weights in blocks, to replace those with placeholders."""
+    layers: dict[str, dict[int, BlockLinear]] = {projection: {} for projection in EXPERT_PARTS}
     for name, weight in weights.items():
         if match := EXPERT.fullmatch(name):
             layers[match[3]][int(match[2])] = _linear_in_blocks(weight, weight.blocks())
             continue
         for projection, stack in zip(["gate", "up"] if "gate_up" in name else ["down"], weight.stacks(), strict=True):
-            # each is a tensor of its own, since layers release only what nobody shares
-            expert_blocks = [torch.from_numpy(blocks.numpy()) for blocks in stack]
-            layers[projection] = {
-                index: _linear_in_blocks(weight, blocks) for index, blocks in enumerate(expert_blocks)
-            }
-    layers_in_order = {
-        projection: [layers_by_index[index] for index in range(len(layers_by_index))]
-        for projection, layers_by_index in layers.items()
-    }
-    return LinearExperts(experts, layers_in_order["gate"], layers_in_order["up"], layers_in_order["down"])
+            for index, blocks in enumerate(stack):
+                # a tensor of its own, since layers release only memory that is not shared
+                own_blocks = torch.from_numpy(blocks.numpy())
+                layers[projection][index] = _linear_in_blocks(weight, own_blocks)
+    return LinearExperts(experts, *[_in_order(layers[projection]) for projection in EXPERT_PARTS])
+
+
+def _in_order(layers: Mapping[int, BlockLinear]) -> list[BlockLinear]:
+    """The layers of all experts, first expert first."""
+    return [layers[index] for index in range(len(layers))]
 
 
 def _linear_in_blocks(weight: StoredWeight, blocks: Tensor) -> BlockLinear:
-    """A linear layer of an expert, whose blocks are a weight's or part of one that is stacked."""
+    """A linear layer of an expert.
+
+    Args:
+        weight: its weight, or the stacked one of all experts.
+        blocks: blocks of this expert, uint8 `[outputs, bytes]`.
+    """
     return BlockLinear(nn.Linear(weight.shape[-1], len(blocks), bias=False, device="meta"), blocks, weight.form)
 
 
 def _put_embedding(model: PreTrainedModel, weight: StoredWeight) -> None:
-    """Put an embedding in blocks in the place of a model's, and a head with the same weight if the two are tied."""
+    """Replace a model's embedding by one in blocks, and its head too if the two share a weight."""
     head: Any = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
     assert only_looks_up(embedding)
-    blocks = BlockLinear(head, weight.blocks(), weight.form)  # of the same sizes
+    blocks = BlockLinear(head, weight.blocks(), weight.form)  # the head has the embedding's sizes
     if model.config.tie_word_embeddings:
         assert type(head) is nn.Linear
         model.set_output_embeddings(blocks)

@@ -1,7 +1,8 @@
-"""Sizes of weights that are read one by one, compared with those of their model before any is read."""
+"""Compares the shapes of stored weights with those of their model, before any value is read."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from drafttree.models.families import why_not_known
 
 
 def stored_problems(weights: Mapping[str, StoredWeight], kind: Any, config: PreTrainedConfig) -> Iterator[str]:
-    """What is wrong with the sizes of a model's weights, a phrase for each; those that are missing are not told.
+    """A phrase for each weight that has another shape than in the model; missing weights are not reported.
+
+    For experts with a tensor for each weight, missing and unexpected tensors are reported too.
 
     Args:
-        weights: the weights by the names of transformers; those of experts may be stacked or apart.
+        weights: the weights by the names of transformers; experts may be stacked or apart.
         kind: the model's class.
         config: its config.
     """
@@ -25,7 +28,7 @@ def stored_problems(weights: Mapping[str, StoredWeight], kind: Any, config: PreT
         parameters = dict(kind(config).named_parameters())
     for name in sorted(weights.keys() & parameters.keys()):
         yield from _misshapen_parts(name, weights[name], parameters[name])
-    if why_not_known(config) is None:  # others stack experts in ways of their own
+    if why_not_known(config) is None:  # unknown families stack experts in their own ways
         yield from _experts_apart(weights, parameters)
 
 
@@ -40,7 +43,7 @@ def _misshapen_parts(name: str, weight: StoredWeight, own: Tensor) -> Iterator[s
 
 
 def _experts_apart(weights: Mapping[str, StoredWeight], own: Mapping[str, Tensor]) -> Iterator[str]:
-    """What is wrong with experts whose weights lie apart: all of a layer's have the same sizes."""
+    """Problems of experts with a tensor for each weight, all of which have the same shapes in a layer."""
     weights_by_layer = defaultdict[str, dict[tuple[int, str], StoredWeight]](dict)
     for name, weight in weights.items():
         if match := EXPERT.fullmatch(name):
@@ -51,7 +54,7 @@ def _experts_apart(weights: Mapping[str, StoredWeight], own: Mapping[str, Tensor
             continue
         count, outputs, inputs = gate_up.shape
         shapes = {"gate": (outputs // 2, inputs), "up": (outputs // 2, inputs), "down": (inputs, outputs // 2)}
-        expected_keys = {(index, projection) for index in range(count) for projection in EXPERT_PARTS}
+        expected_keys = set(product(range(count), EXPERT_PARTS))
         yield from listed("missing", [_name(experts, *key) for key in expected_keys - expert_weights.keys()])
         yield from listed("unexpected", [_name(experts, *key) for key in expert_weights.keys() - expected_keys])
         for index, projection in sorted(expected_keys & expert_weights.keys()):

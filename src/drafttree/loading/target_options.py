@@ -1,6 +1,6 @@
-"""How a target is run by options of `load`: its backend, quantised weights, and the processes it is sharded over.
+"""Options of `load` that decide how a target runs: its backend, its quantisation, and sharding over processes.
 
-Sharding is the tensor parallelism of transformers, under torchrun.
+Sharding is transformers' tensor parallelism, under torchrun.
 """
 
 import logging
@@ -21,25 +21,27 @@ from drafttree.models.quantization.quantized_linear import quantization, quantiz
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
-"""First tokens that stay visible in a window where it is not said how many (Xiao et al. 2023)."""
+"""Default number of first tokens that stay visible with a window (Xiao et al. 2023)."""
 INT8, INT4 = "int8", "int4"
 KINDS = (INT8, INT4)
-"""Quantisations that a model is loaded with."""
+"""Quantisations that a model can be loaded with."""
 BY_DEFAULT, NONE = "auto", "none"
-"""What else may be asked for a drafter: what is fastest, or its weights as they are."""
+"""Further values of the options: the fastest quantisation, and none."""
 AS_STORED = "as stored"
-"""The weights of a GGUF file stay in its blocks, where those are multiplied; others are what their files say."""
+"""Weights stay in the blocks that files have them in, if drafttree multiplies these."""
 MANY_BYTES = 50_000_000
-"""Bytes of a drafter's weights from which on it is quantised by default: fewer stay in a processor's caches, and a pass
-is mostly the price of calling it."""
+"""Bytes of a drafter's weights from which on it is quantised by default.
+
+Fewer bytes fit into a processor's caches, and the cost of a pass is mostly overhead.
+"""
 OPTION = "tensor_parallel_size"
 
 
 def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wants:
-    """What a backend is to have; the arguments are those of `drafttree.load`.
+    """What the target's backend must be able to do; arguments are those of `drafttree.load`.
 
     Raises:
-        ConfigError: an option is out of range, both are asked for, or sinks without a window.
+        ConfigError: an option has a wrong value, a window is combined with `exact_text`, or sinks lack a window.
     """
     if not isinstance(exact_text, bool):
         raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
@@ -58,17 +60,17 @@ def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wa
 def check_quantization(
     option: str, kind: Any, device: torch.device, source: object = None, others: Sequence[str] = ()
 ) -> None:
-    """Refuse a quantisation there is none of or nothing to run it, or one of a model that is loaded already.
+    """Refuse a quantisation that does not exist, that the device cannot run, or that is asked of a loaded model.
 
     Args:
         option: name of the option.
-        kind: its value; None asks for nothing.
-        device: where the model is to run.
-        source: name, folder or object of the model, for messages.
-        others: what the option may be beside a kind.
+        kind: its value; None for no quantisation.
+        device: device of the model.
+        source: name, folder or object of the model.
+        others: allowed values beside `KINDS`.
 
     Raises:
-        ConfigError: the message names the option and its value.
+        ConfigError: the value cannot be used; the message names the option and the value.
     """
     if kind is None or (isinstance(kind, str) and kind in others):
         return
@@ -84,23 +86,24 @@ def check_quantization(
 
 
 def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
-    """Refuse to quantise what was saved quantised.
+    """Refuse to quantise a model that was saved quantised.
 
     Args:
         source: name, folder or object of the model, for messages.
         config: the contents of its config.json.
 
     Raises:
-        ModelError: it was saved quantised.
+        ModelError: the model was saved quantised.
     """
     if method := quantization_method(config.get("quantization_config")):
         raise ModelError(f"{str(source)!r} is quantised already ({method}); leave out quantize")
 
 
 def choose_quantization(module: PreTrainedModel) -> str | None:
-    """The quantisation of a language model that drafts, where none is asked for; its drafts change no text.
+    """The default quantisation of a language model that drafts, whose rounding errors change no text.
 
-    int8 where drafttree-native runs it on a CPU, which reads half the bytes then, and where these are many.
+    It is int8, which halves the bytes to read, if drafttree-native runs the model on a CPU and it has at least
+    `MANY_BYTES` of weights; else None.
     """
     if module.device.type != "cpu" or quantization(module) or why_not_native(module):
         return None
@@ -116,11 +119,11 @@ def apply_quantization(
         module: the model.
         kind: one of `KINDS`.
         source: name, folder or object of the model, for the log.
-        tokenizer: its tokenizer, None where there is none.
-        head: whether its head is in eight bits too, which of a drafter costs no text; with int4 it always is.
+        tokenizer: its tokenizer; None if it has none.
+        head: whether int8 rounds the head too, which changes no text if the model drafts; int4 always does.
 
     Raises:
-        ModelError: it cannot be quantised.
+        ModelError: the model cannot be quantised.
     """
     original_megabytes = _megabytes(module)
     if kind == INT4:
@@ -137,15 +140,15 @@ def _megabytes(module: PreTrainedModel) -> float:
 
 
 def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:
-    """Refuse a number of processes that there are not, and what cannot be had with more than one.
+    """Refuse a number of processes that do not run, and options that a sharded target does not support.
 
     Args:
-        size: the number.
+        size: the number of processes.
         target: the model to load.
-        others: options by name that no sharded target serves; those that are None or False are not given.
+        others: values, by name, of options that a sharded target does not support; None and False stand for unused.
 
     Raises:
-        ConfigError: the message names the option and its value.
+        ConfigError: the number or an option cannot be used; the message names it.
     """
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ConfigError(f"{OPTION} is {size!r}; give a number of processes, at least 1")
@@ -164,17 +167,17 @@ def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> N
 
 
 def check_shares(source: object, config: PreTrainedConfig, size: int, device: torch.device) -> None:
-    """Refuse a model that cannot be cut into so many equal shares, or a device where they would not lie.
+    """Refuse a model that cannot be sharded equally, or a device that transformers does not shard over.
 
     Args:
         source: name, folder or object of the model, for messages.
-        config: its own.
+        config: config of the model.
         size: the number of processes.
         device: device of the model; transformers shards over the machine's accelerator.
 
     Raises:
         ConfigError: the device is not the machine's accelerator.
-        ModelError: transformers has no plan for the model, or its heads cannot be shared out.
+        ModelError: transformers has no sharding plan for the model, or its key-value heads are not divisible by size.
     """
     accelerator = torch.accelerator.current_accelerator()
     device_type = accelerator.type if accelerator else "cpu"
@@ -192,7 +195,7 @@ def check_shares(source: object, config: PreTrainedConfig, size: int, device: to
 
 
 def sharding_options(size: int) -> dict[str, Any]:
-    """Options of transformers' `from_pretrained` that shard a model."""
+    """Options of `from_pretrained` that shard a model over so many processes; none for one."""
     if size == 1:
         return {}
     from transformers.distributed.configuration_utils import DistributedConfig

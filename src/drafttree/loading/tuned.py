@@ -1,4 +1,4 @@
-"""Files of `drafttree tune --save`: a policy with the models, the machine and the costs it was tuned for."""
+"""Files of `drafttree tune --save`: a policy with the models, machine and costs that it was tuned for."""
 
 import json
 import math
@@ -19,7 +19,7 @@ AGAIN = "make one by drafttree tune --save"
 
 
 class TunedModel(NamedTuple):
-    """A model by the name it was tuned under and its `drafttree.engine.model_digest`."""
+    """A model of a tuned policy: its name when it was tuned, and its `drafttree.engine.model_digest`."""
 
     name: str
     digest: str
@@ -31,17 +31,17 @@ class TunedPolicy:
 
     Attributes:
         target: the target it was tuned for.
-        drafter: the drafter it was tuned with; None where tuning found that it is faster not to speculate.
-        policy: its specification.
+        drafter: the drafter it was tuned with; None if tuning found plain decoding to be faster.
+        policy: specification of the policy.
         verifier: the name of the verifier, or "auto".
         dtype: dtype of the target, such as "float32".
-        machine: the machine on which the costs were measured, as `drafttree.engine.drafting.prices.machine` has it.
+        machine: the machine that the costs were measured on, as `drafttree.engine.drafting.prices.machine` names it.
         costs: the cost curve; None without a drafter.
-        draft_temperature: divides the drafter's logits; files of earlier versions lack it, for 1.
-        measured: figures of the tuning, for people.
-        drafttree: the version that tuned.
-        date: when it was tuned.
-        path: the file it was read from, for messages.
+        draft_temperature: divisor of the drafter's logits; 1 in files of earlier versions, which lack it.
+        measured: measurements of the tuning, for people to read.
+        drafttree: version of drafttree that tuned.
+        date: date of the tuning.
+        path: file it was read from, for messages.
     """
 
     target: TunedModel
@@ -58,7 +58,7 @@ class TunedPolicy:
     path: str = "the tuned policy"
 
     def write(self, path: Path) -> None:
-        """Write it to a file that `read_tuned` reads.
+        """Write the tuned policy to a file that `read_tuned` reads.
 
         Raises:
             InputError: the file cannot be written.
@@ -73,7 +73,11 @@ class TunedPolicy:
             raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from None
 
     def check_target(self, digest: str, dtype: str) -> None:
-        """Refuse a target that is not the one the policy was tuned for.
+        """Refuse another target than the one that the policy was tuned for.
+
+        Args:
+            digest: `model_digest` of the target.
+            dtype: dtype of the target, such as "float32".
 
         Raises:
             ModelError: the target is another model or in another dtype.
@@ -90,10 +94,13 @@ class TunedPolicy:
             )
 
     def check_drafter(self, digest: str) -> None:
-        """Refuse a drafter that is not the one the policy was tuned with.
+        """Refuse another drafter than the one that the policy was tuned with.
+
+        Args:
+            digest: `model_digest` of the drafter.
 
         Raises:
-            ModelError: the drafter is another one.
+            ModelError: the drafter is another one, or the policy was tuned to have none.
         """
         if self.drafter is None:
             raise ModelError(f'{self.path} says not to speculate; leave the drafter at "auto", or name another policy')
@@ -106,13 +113,13 @@ class TunedPolicy:
 
 
 def find_policy(policy: PolicyLike | TunedPolicy | Path | None) -> TreePolicy | TunedPolicy | None:
-    """A policy as `make_policy` makes it, or the tuned one of a file: a path, or a name that ends in ".json".
+    """The policy of `make_policy`, or the tuned policy in a file, which is a path or a name that ends in ".json".
 
-    None is the default one, which the verifier decides (`default_policy`).
+    None stays None: it stands for the default, which depends on the verifier (`default_policy`).
 
     Raises:
-        ConfigError: no such policy or parameter, or a value out of range.
-        InputError: the file is none of a tuned policy.
+        ConfigError: the policy or a parameter does not exist, or a value is out of range.
+        InputError: the file holds no tuned policy.
     """
     if policy is None or isinstance(policy, TunedPolicy):
         return policy
@@ -125,7 +132,7 @@ def read_tuned(path: Path) -> TunedPolicy:
     """The tuned policy of a file.
 
     Raises:
-        InputError: it cannot be read, is of another kind or version, or lacks a part; the message names the file.
+        InputError: the file cannot be read, is of another format or version, or lacks a part; the message names it.
     """
     contents = read_json_file(path)
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
@@ -139,7 +146,7 @@ def read_tuned(path: Path) -> TunedPolicy:
 
 
 def check_save(path: Path) -> None:
-    """Refuse a file that could not be written, or not be named as a policy afterwards, before time is spent on it.
+    """Before tuning starts, refuse a file that could not be written, or not be recognised as a policy afterwards.
 
     Raises:
         InputError: the file cannot be written, or its name does not end in ".json".

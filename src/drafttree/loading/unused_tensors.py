@@ -1,6 +1,6 @@
-"""Tensors in a model's files that its config.json has no place for, and that transformers leaves out.
+"""Checks tensors in a model's files that its config.json has no place for, and that transformers leaves out.
 
-Those that change what weights mean are refused; others are named in a warning, but for those that decide no text.
+Tensors that change the meaning of weights are refused. Others are named in a warning, unless they cannot affect text.
 """
 
 import logging
@@ -28,29 +28,29 @@ SCALES = re.compile(
     r"|SCB|weight_format|\w*absmax|\w*quant_map|quant_state\.\w+"  # bitsandbytes
     r")"
 )
-"""Names of what quantised weights are multiplied by or unpacked with."""
+"""Names of tensors that scale or unpack quantised weights."""
 OF_OTHERS = re.compile(r"(.*\.)?(((kv_cache|[qkv]+|prob|output)_(scale|zero_point)|logit_scale)\w*)")
-"""Scales that no weight is multiplied by: of quantised KV caches, and of what compares texts with images."""
+"""Names of scales of other things than weights: quantised KV caches, and comparison of texts with images."""
 OF_INPUTS = re.compile(r"(.*\.)?(input|activation)_(\w+_)?(scale|zero_point|amax)\w*")
-"""Scales of rounded activations, which a quantiser of transformers may do without."""
+"""Names of scales of rounded activations, which a quantiser of transformers may not need."""
 ADAPTERS = re.compile(
     r"(.*[._])?(\w*lora|dora(_\w+)?|loha|lokr|hada|\w*vera|(b|ps)?oft|ia3|hra|hira|road|miss|c3a|shira|fourierft|waveft|base_layer)"
     r"([._].*)?"
 )
-"""Names of parts of peft's adapters."""
+"""Names of tensors of peft's adapters."""
 MODALITIES = re.compile(
     r"(.*\.)?(embed_)?(vision|visual|vit|siglip|image|img|video|audio|speech|multi_?modal|mm|resampler|talker"
     r"|(token|code)2wav)\d*(_(abstractor|adapter|backbone|connector|embed\w*|encoder|head|merger|model|proj(ect\w+)?"
     r"|processor|resampler|tokenizer|tower))?\..*"
 )
-"""Names of tensors in parts that no text goes through."""
+"""Names of tensors in parts for images, video or audio, which text does not pass through."""
 MTP = re.compile(r"(.*\.)?(mtp|nextn)\w*\..*")
 TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
-"""Names that older versions of models gave to what models compute themselves."""
+"""Names of tensors that models compute themselves, and that older versions saved."""
 EIGHT_BITS = {"I8", "U8", "F8_E4M3", "F8_E5M2"}
-"""What safetensors calls dtypes of codes, which stand for weights only by their scales."""
+"""Safetensors' names of eight-bit dtypes, whose codes stand for weights only with their scales."""
 SHOWN = 4
-"""Kinds of tensors that a message shows."""
+"""Number of tensor names that a message shows, one for each pattern."""
 
 
 def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:
@@ -59,10 +59,10 @@ def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collectio
     Args:
         files: the files of the model.
         model: the model.
-        unused: the names of the tensors, without those that transformers itself knows to be of no use.
+        unused: names of the tensors left out, except for those that transformers ignores on purpose.
 
     Raises:
-        ModelError: there are some, and the message names them.
+        ModelError: there are such tensors; the message names them.
     """
     names = _deciding(model, unused)
     _refuse_adapters(files.source, names)
@@ -70,16 +70,16 @@ def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collectio
 
 
 def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
-    """Refuse weights that are stored in eight bits, and that nothing says how to scale.
+    """Refuse weights that are stored in eight bits without scales, since transformers takes the codes for weights.
 
-    transformers takes the codes for the weights. Weights in pickles are not looked at.
+    Weights in pickles are not checked.
 
     Args:
         files: the files of the model.
-        unused: the names of the tensors that the loaded model has left out.
+        unused: names of the tensors that the loaded model has left out.
 
     Raises:
-        ModelError: there are some, and the message names them.
+        ModelError: there are such weights; the message names them.
     """
     if not files.is_local or files.gguf or quantization_method(files.settings.get("quantization_config")):
         return
@@ -105,13 +105,12 @@ def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
 
 
 def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:
-    """Warn of the tensors that a loaded model has left out, by name, but for those that decide no text.
+    """Warn of the tensors that a loaded model has left out, unless they cannot affect text.
 
-    Args:
-        files: as for `refuse_changing`; the others too.
+    Arguments are those of `refuse_changing`.
 
     Raises:
-        ModelError: there are more layers or experts than config.json gives.
+        ModelError: the files have more layers or experts than config.json gives.
     """
     _refuse_layers(files.source, model, unused)
     if names := _deciding(model, unused):
@@ -123,7 +122,7 @@ def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[s
 
 
 def changing(names: Iterable[str]) -> list[str]:
-    """Those of the names that scales and adapters have, which change what weights mean."""
+    """The names of scales and adapters among names of tensors, sorted: both change the meaning of weights."""
     return sorted(name for name in names if _is_scale(name) or ADAPTERS.fullmatch(name))
 
 
@@ -141,7 +140,7 @@ def _refuse_adapters(source: str | Path, names: Iterable[str]) -> None:
 
 
 def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Refuse what the weights are to be multiplied by or unpacked with, where nothing does."""
+    """Refuse scales that weights need, but that the loaded model does not use."""
     method = quantization_method(files.settings.get("quantization_config"))
     is_skipped = hasattr(model.config, "quantization_config") and not hasattr(model, "hf_quantizer")
     scales = [name for name in names if _is_scale(name)]
@@ -162,57 +161,71 @@ def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[st
 def _refuse_layers(source: str | Path, model: PreTrainedModel, names: Iterable[str]) -> None:
     """Refuse files with more layers or experts than the config gives, which transformers would leave out.
 
-    MTP layers may follow a model's own, since configs count them apart.
+    MTP layers after the model's own are allowed, since configs do not count them among its layers.
     """
-    lists = _lengths(model)
+    lengths = _lengths(model)
+    extra_entries = _extra_entries(names, lengths)
+    if not extra_entries:
+        return
+    list_name, _ = min(extra_entries)
+    length = lengths[list_name]
+    entry_count = 1 + max(index for name, index in extra_entries if name == list_name)
+    field = _count_field(model, length)
+    mismatch = f"{list_name[1:]} has {entry_count} entries in the files, and {field} is {length}"
+    advice = "correct it, or save the model that was cut anew"
+    raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {mismatch}; {advice}")
+
+
+def _extra_entries(names: Iterable[str], lengths: Mapping[str, int]) -> set[tuple[str, int]]:
+    """List name and index of each entry beyond the end of a model's list that has tensors, except for MTP layers."""
     components_by_entry: dict[tuple[str, int], set[str]] = {}
     for name in names:
-        for entry, suffix in _places_behind(name, lists):
+        for entry, suffix in _places_behind(name, lengths):
             components_by_entry.setdefault(entry, set()).update(suffix.split("."))
-    extra_entries = {entry for entry, components in components_by_entry.items() if not components & mtp.OWN_PARTS}
-    for name in sorted({name for name, _ in extra_entries}):
-        config: Any = model.config.get_text_config()
-        count_fields = (field for field, value in config.to_dict().items() if value == lists[name])
-        field = next(
-            (
-                count_field
-                for count_field in count_fields
-                if LAYER_COUNT.fullmatch(count_field) or "experts" in count_field
-            ),
-            "their number",
-        )
-        entry_count = 1 + max(index for list_name, index in extra_entries if list_name == name)
-        mismatch = f"{name[1:]} has {entry_count} entries in the files, and {field} is {lists[name]}"
-        advice = "correct it, or save the model that was cut anew"
-        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {mismatch}; {advice}")
+    return {entry for entry, components in components_by_entry.items() if not components & mtp.OWN_PARTS}
+
+
+def _count_field(model: PreTrainedModel, length: int) -> str:
+    """The field of a model's config that gives a list's length, as a message names it."""
+    config: Any = model.config.get_text_config()
+    for field, value in config.to_dict().items():
+        if value == length and (LAYER_COUNT.fullmatch(field) or "experts" in field):
+            return field
+    return "their number"
 
 
 def _lengths(model: PreTrainedModel) -> dict[str, int]:
-    """The lengths of a model's lists of parts, by name."""
+    """The lengths of a model's module lists, by name, with a dot in front."""
     return {
         f".{name}": len(submodule) for name, submodule in model.named_modules() if isinstance(submodule, nn.ModuleList)
     }
 
 
 def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], str]]:
-    """The places behind the end of a model's lists that a tensor lies at, and its name from there on."""
+    """Entries beyond the end of a module list that a tensor lies in: list name and index, and the name behind them."""
     for number in re.finditer(r"\.(\d+)\.", name):
         list_names = [list_name for list_name in lists if list_name.endswith(f".{name[: number.start()]}")]
-        if len(list_names) == 1 and int(number[1]) >= lists[list_names[0]]:
-            yield (list_names[0], int(number[1])), name[number.end() :]
+        index = int(number[1])
+        if len(list_names) == 1 and index >= lists[list_names[0]]:
+            yield (list_names[0], index), name[number.end() :]
 
 
 def _is_within(name: str, lists: Mapping[str, int]) -> bool:
-    """Whether a tensor lies in an entry of a model's lists of parts, such as a layer that is run."""
-    return any(
-        list_name.endswith(f".{name[: number.start()]}") and int(number[1]) < length
-        for number in re.finditer(r"\.(\d+)\.", name)
-        for list_name, length in lists.items()
-    )
+    """Whether a tensor lies in an existing entry of a module list, such as a layer that runs."""
+    for number in re.finditer(r"\.(\d+)\.", name):
+        prefix = f".{name[: number.start()]}"
+        index = int(number[1])
+        if any(list_name.endswith(prefix) and index < length for list_name, length in lists.items()):
+            return True
+    return False
 
 
 def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """The names but those of parts that no text goes through, of MTP layers, and of what models compute themselves."""
+    """The names of tensors that may affect text.
+
+    Left out are those of parts that text does not pass through, of MTP layers, of extra layers, and of what models
+    compute themselves.
+    """
     lists = _lengths(model)
     buffers = [f".{name}" for name, _ in model.named_buffers()]
 
@@ -227,7 +240,7 @@ def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 
 
 def shortened(names: Collection[str]) -> str:
-    """Names, one for those that differ in numbers alone, and how many there are if that is not all."""
+    """A few of the names, one of those that differ only in numbers, and the count of the rest."""
     names_by_pattern = {re.sub(r"\d+", "*", name): name for name in sorted(names, reverse=True)}
     examples = sorted(names_by_pattern.values())[:SHOWN]
     remainder = f" and {len(names) - len(examples)} more" if len(names) > len(examples) else ""

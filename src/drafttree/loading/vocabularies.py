@@ -1,4 +1,4 @@
-"""Whether a draft model's tokenizer is the target's, and what the two have in common where it is not."""
+"""Compares a draft model's tokenizer with the target's, and maps the tokens that both have."""
 
 import logging
 
@@ -11,14 +11,14 @@ from drafttree.models.module.module_checks import logits_width
 
 logger = logging.getLogger("drafttree")
 LEAST_SHARE = 1 / 3
-"""The share of the target's tokens that a draft model must have: with fewer, most of what it could draft is lost."""
+"""Least share of the target's tokens that a draft model must have: with fewer, most drafts would be lost."""
 
 
 def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:
-    """Compare two vocabularies where both have tokens; ids only one of them has are padding.
+    """Refuse a draft tokenizer in which an id means another token; ids that only one of the two has are padding.
 
     Raises:
-        TokenizerMismatch: some id means different tokens; the message shows the first.
+        TokenizerMismatch: an id means different tokens; the message shows the first.
     """
     if difference := _difference(target, draft):
         raise TokenizerMismatch(f"{difference}; use a drafter of the target's model family")
@@ -30,10 +30,10 @@ def map_vocabularies(
     draft: PreTrainedModel,
     draft_tokenizer: PreTrainedTokenizerBase | None,
 ) -> VocabularyMap | None:
-    """What a draft model's tokens are among the target's; None where the two have the same.
+    """The map from a draft model's tokens to the target's; None if they are the same, or a tokenizer is missing.
 
     Raises:
-        TokenizerMismatch: less than a third of the target's tokens are in common.
+        TokenizerMismatch: the draft model has less than a third of the target's tokens.
     """
     difference = _difference(tokenizer, draft_tokenizer)
     if tokenizer is None or draft_tokenizer is None or difference is None:
@@ -50,22 +50,17 @@ def map_vocabularies(
 
 
 def _difference(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> str | None:
-    """The first id that means different tokens."""
+    """A phrase for the first id that means different tokens; None if there is none, or a tokenizer is missing."""
     if target is None or draft is None:
         return None
     target_tokens = {token_id: token for token, token_id in target.get_vocab().items()}
     draft_tokens = {token_id: token for token, token_id in draft.get_vocab().items()}
-    mismatch_id = next(
-        (
-            token_id
-            for token_id in sorted(target_tokens.keys() & draft_tokens.keys())
-            if target_tokens[token_id] != draft_tokens[token_id]
-        ),
-        None,
-    )
-    if mismatch_id is None:
-        return None
-    return (
-        f"target and drafter have different tokenizers: token {mismatch_id} is {target_tokens[mismatch_id]!r} for the "
-        f"target and {draft_tokens[mismatch_id]!r} for the drafter"
-    )
+    for token_id in sorted(target_tokens.keys() & draft_tokens.keys()):
+        target_token = target_tokens[token_id]
+        draft_token = draft_tokens[token_id]
+        if target_token != draft_token:
+            return (
+                f"target and drafter have different tokenizers: token {token_id} is {target_token!r} for the target "
+                f"and {draft_token!r} for the drafter"
+            )
+    return None

@@ -1,13 +1,13 @@
-"""Measures: prompts, ways of writing them by turns, what is kept of the texts, and numbers with intervals.
+"""Measurements: prompts, ways that run on them by turns, records of texts, and numbers with intervals.
 
-The door is lazy: prompts and names of methods are read before numpy, scipy and torch are imported.
+Names are imported lazily, so that prompts and names of methods can be read before numpy, scipy and torch are imported.
 
-- `prompts`: prompt files; `prompt_form` and `prompt_encoding`: in which form they are asked.
+- `prompts`: prompt files; `prompt_form` and `prompt_encoding`: the form in which they are asked.
 - `method`: a drafter, a policy and a verifier by one specification; `method_decoders`: the decoders of methods.
 - `reference`: transformers' own `generate` on the same weights.
 - `inflation` and `shapes`: the function of a small target at the cost of a larger one.
-- `driver`: ways x prompts x repeats, by turns; `run_store`: finished runs, from which an interrupted command goes on.
-- `record`: rounds in columns; `law`: the terms of the speed-up; `interval` and `table`: how figures are told.
+- `driver`: ways x prompts x repeats, by turns; `run_store`: finished runs, which let an interrupted command continue.
+- `record`: rounds in columns; `law`: the terms of the speed-up; `interval` and `table`: how figures are shown.
 """
 
 from typing import TYPE_CHECKING

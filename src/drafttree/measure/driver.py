@@ -1,6 +1,6 @@
-"""The one driver of experiments: ways x prompts x repeats, by turns, kept as they are run."""
+"""The driver of all experiments: runs ways x prompts x repeats by turns, and stores each result at once."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -8,11 +8,19 @@ from drafttree.core.errors import ConfigError
 from drafttree.measure.run_store import NothingFinished, RunStore
 
 Way = Callable[[Any], Any]
-"""Makes a result of a prompt, or of whatever the experiment is about."""
+"""Makes a result of a prompt, or of another input of the experiment."""
 
 
 class Cell(NamedTuple):
-    """What a way has made of a prompt in a repeat."""
+    """The result of a way on a prompt in a repeat.
+
+    Attributes:
+        way: the name of the way.
+        group: the group of the prompt.
+        prompt: the number of the prompt.
+        repeat: the number of the repeat.
+        result: what the way made of the prompt.
+    """
 
     way: str
     group: str
@@ -22,14 +30,14 @@ class Cell(NamedTuple):
 
 
 def by_turns(names: Sequence[str], turns: int, first: int = 0) -> Iterator[tuple[int, str]]:
-    """The number of each turn with every name; every turn begins with another name.
+    """Yield every name in every turn, with the number of the turn; each turn begins with the next name.
 
-    A machine slows down and recovers, so what always ran first would be measured at another speed.
+    Machines slow down and recover, so what always ran first would be measured at another speed.
 
     Args:
-        names: the names of what is measured.
+        names: names of what is measured.
         turns: the number of turns.
-        first: index of the name that the first turn begins with.
+        first: the index of the name that begins the first turn.
     """
     for turn in range(turns):
         start = (first + turn) % len(names)
@@ -47,48 +55,63 @@ def race(
     store: RunStore | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Cell]:
-    """What every way makes of every prompt in every repeat.
+    """Run every way on every prompt in every repeat.
 
-    After an interruption, whole turns of whole repeats, or of the first one if it was not finished. What decides a cell
-    is its key, (repeat, prompt, way), and the command of the store.
+    A result is stored under its key, (repeat, prompt, way), in the store of one command.
 
     Args:
-        ways: by name.
-        prompts: each with the name of its group.
+        ways: the ways by name.
+        prompts: the prompts, each after the name of its group.
         kind: the type of a result, as for `RunStore.run`.
         repeats: how often everything runs.
-        warm_up: what every way first makes something of that is not kept; None for nothing.
+        warm_up: a prompt that every way runs on first, whose result is dropped; None for none.
         runs: whether a way runs in a group.
         store: keeps finished cells; by default none.
         progress: called after every cell with its way.
 
+    Returns:
+        All cells, those of a turn in the order of `ways`. After an interruption, the whole turns of whole repeats, or
+        those of the first repeat if it was not finished.
+
     Raises:
-        ConfigError: there is no prompt or no way.
-        NothingFinished: no turn is.
+        ConfigError: If there is no prompt or no way.
+        NothingFinished: If no turn was finished.
     """
-    for name, inputs in {"prompt": prompts, "way": ways}.items():
-        if not inputs:
-            raise ConfigError(f"there is no {name} to measure; give at least one")
+    _check_given("prompt", prompts)
+    _check_given("way", ways)
     store = store or RunStore()
+    warmed_ways = {name: _warmed(way, warm_up) for name, way in ways.items()}
     cells = list[Cell]()
-    turn_cells = list[Cell]()
-
-    warm = cache(lambda name: None if warm_up is None else ways[name](warm_up))
-
-    def run(name: str, prompt: Any) -> Any:
-        warm(name)
-        return ways[name](prompt)
-
     with store.interruptible():
         for repeat in range(repeats):
             for number, (group, prompt) in enumerate(prompts):
-                turn_cells = []
+                results = {}
                 for _, name in by_turns([name for name in ways if runs(name, group)], 1, repeat + number):
-                    result = store.run((repeat, number, name), kind, partial(run, name, prompt))
-                    turn_cells.append(Cell(name, group, number, repeat, result))
+                    results[name] = store.run((repeat, number, name), kind, partial(warmed_ways[name], prompt))
                     progress(name)
-                cells += sorted(turn_cells, key=lambda cell: [*ways].index(cell.way))
+                cells += [Cell(name, group, number, repeat, results[name]) for name in ways if name in results]
     if not cells:
         raise NothingFinished(store)
-    finished_repeats = cells[-1].repeat + (cells[-1].prompt == len(prompts) - 1)
+    return _whole_repeats(cells, len(prompts))
+
+
+def _check_given(name: str, inputs: Sized) -> None:
+    if not inputs:
+        raise ConfigError(f"there is no {name} to measure; give at least one")
+
+
+def _warmed(way: Way, warm_up: Any) -> Way:
+    """The same way, which runs on `warm_up` before its first prompt; not if that is None."""
+    warm = cache(lambda: None if warm_up is None else way(warm_up))
+
+    def run(prompt: Any) -> Any:
+        warm()
+        return way(prompt)
+
+    return run
+
+
+def _whole_repeats(cells: list[Cell], prompt_count: int) -> list[Cell]:
+    """The cells of finished repeats, or all those of the first repeat if it was not finished."""
+    finished_repeats = cells[-1].repeat + (cells[-1].prompt == prompt_count - 1)
     return [cell for cell in cells if cell.repeat < max(finished_repeats, 1)]

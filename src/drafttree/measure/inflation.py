@@ -1,16 +1,16 @@
-"""Cost inflation: builds a larger model that computes exactly the same function as a small one.
+"""Cost inflation: builds a larger model that computes the same function as a small one.
 
 The embedded pair is small, so its passes cost little and its speed-ups say little about large targets. An inflated
-target gives the embedded target's logits, hence its real acceptance, at the cost of a large target. Weights that write
-to the residual stream are padded with zeros and all others with random values, so no product is trivially zero. Norm
-weights are scaled by the square root of the ratio of widths, which is exact in binary if the ratio is a power of four.
-Added layers have output projections of zero.
+target gives the embedded target's logits, and hence its real acceptance, at the cost of a large target. Weights that
+write to the residual stream are padded with zeros, and all others with random values, so that no product is trivially
+zero. Norm weights are scaled by the square root of the ratio of widths, which is exact in binary if the ratio is a
+power of four. Added layers have output projections of zero.
 """
 
 import copy
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from drafttree.measure.shapes import Shape, find_shape
 from drafttree.models import TargetModel, choose_backend
 
 NOISE = 1 << 20
-"""Random values that are drawn for the weights that are added."""
+"""Random values that are drawn; the added weights repeat them."""
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         shape: sizes, none smaller than the model's; `head_dim` must be a multiple of the model's.
 
     Raises:
-        ConfigError: the model is not such a Llama model, or a size is too small; the message names it.
+        ConfigError: If the model is not such a Llama model, or a size is too small; the message names it.
     """
     _check(model, shape)
     config = copy.deepcopy(model.config)
@@ -100,28 +100,31 @@ def drafters_for_inflated(
     """The drafters of a small target, by name, for the decoder of the target that was inflated from it.
 
     Args:
-        decoder: of `load_inflated`.
+        decoder: the decoder, as `load_inflated` returns it.
         target: the small target.
-        names: as for `drafttree.load`; "none" is left out.
+        names: drafters as `drafttree.load` takes them; "none" is left out.
         quantize: as for `find_drafter`.
 
     Raises:
-        ModelError: one cannot be loaded or does not fit the small target.
+        ModelError: If a drafter cannot be loaded or does not fit the small target.
     """
     large_target = transformers_model(decoder)
     small_target = TargetModel(load_model(target, large_target.dtype, large_target.device), choose_backend)
-    drafters = {name: _find(name, small_target, decoder, quantize) for name in dict.fromkeys(names)}
-    return {name: drafter for name, drafter in drafters.items() if drafter}
+    drafters = {}
+    for name in dict.fromkeys(names):
+        if drafter := _find(name, small_target, decoder, quantize):
+            drafters[name] = drafter
+    return drafters
 
 
 def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None) -> Drafter | None:
-    """A drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
+    """Load a drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
     drafter = find_drafter(name, small, decoder.tokenizer, None if quantize == NONE else quantize)
     return _narrowed(drafter, small.module, transformers_model(decoder).module) if drafter else None
 
 
 def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:
-    """The drafter, whose head drafts for the inflated target if it has one; a mixed one still mixes it with lookup."""
+    """The drafter for the inflated target: a head is wrapped, also within a mixed drafter; others are unchanged."""
     if isinstance(drafter, MixedDrafter):
         return MixedDrafter(drafter.lookup, _narrowed(drafter.model, small, large))
     return NarrowDrafter(drafter, small, large) if drafter.hidden_layers else drafter
@@ -193,52 +196,84 @@ class NarrowSession(Session):
 
 
 class _HeadPlacement:
-    """Rows of the large attention projections that hold the heads of the small ones.
+    """Where the heads of a small model lie in the attention projections of a large one.
 
-    Rotary pairs the dimensions i and i + head_dim / 2 and turns each pair by a frequency of its own, so query and key
-    dimensions move to where the large model's frequencies equal the small one's. The large model divides scores by a
-    larger root of `head_dim`, which `query_scale` undoes.
+    Rotary embedding pairs the dimensions i and i + head_dim / 2 and turns each pair by a frequency of its own, so query
+    and key dimensions move to where the large model's frequencies equal the small one's. The large model divides scores
+    by a larger root of `head_dim`, which `query_scale` undoes.
+
+    Attributes:
+        query_scale: factor of the query weights.
+        query: rows of the large query projection that hold the small one.
+        out: columns of the large output projection that hold the small one.
+        key: rows of the large key projection that hold the small one, with copies.
+        value: rows of the large value projection that hold the small one, with copies.
+        sources: rows of the small key and value projections that `key` and `value` are copied from.
+        whole_query: all rows of the large query projection in heads that hold small ones.
     """
 
     def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
-        config = model.config
-        width = config.head_dim
-        device = model.device
-        group_size = config.num_attention_heads // config.num_key_value_heads
-        large_group_size = shape.heads // shape.key_value_heads
-        copies = math.ceil(group_size / large_group_size)
-        heads = [divmod(head, group_size) for head in range(config.num_attention_heads)]
-        query_heads = [
-            (group * copies + query_index // large_group_size) * large_group_size + query_index % large_group_size
-            for group, query_index in heads
-        ]
-        head_dims = torch.arange(width, device=device)
+        width = model.config.head_dim
+        groups = _HeadGroups.of(model.config, shape)
+        query_heads = groups.query_heads
+        key_value_heads = list(range(groups.key_value_heads * groups.copies))
+        head_dims = torch.arange(width, device=model.device)
         dim_ratio = shape.head_dim // width
         rotary_dims = head_dims % (width // 2) * dim_ratio + head_dims // (width // 2) * (shape.head_dim // 2)
         self.query_scale = math.sqrt(dim_ratio)
         self.query = _rows(query_heads, shape.head_dim, rotary_dims)
         self.out = _rows(query_heads, shape.head_dim, head_dims)
-        key_value_heads = [
-            group * copies + copy_index for group in range(config.num_key_value_heads) for copy_index in range(copies)
-        ]
         self.key = _rows(key_value_heads, shape.head_dim, rotary_dims)
         self.value = _rows(key_value_heads, shape.head_dim, head_dims)
-        self.sources = _rows([head // copies for head in key_value_heads], width, head_dims)
-        self.whole_query = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
+        self.sources = _rows([head // groups.copies for head in key_value_heads], width, head_dims)
+        self.whole_query = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=model.device))
+
+
+class _HeadGroups(NamedTuple):
+    """The heads of a small model in a large one, whose groups of query heads may be smaller.
+
+    Attributes:
+        key_value_heads: key-value heads of the small model, each of which has a group of query heads.
+        size: query heads of a group of the small model.
+        large_size: query heads of a group of the large model.
+        copies: how many groups of the large model hold one of the small model; each has a copy of its key-value head.
+    """
+
+    key_value_heads: int
+    size: int
+    large_size: int
+    copies: int
+
+    @classmethod
+    def of(cls, config: Any, shape: Shape) -> "_HeadGroups":
+        """The groups of a small model, given by its configuration, in a model of this shape."""
+        size = config.num_attention_heads // config.num_key_value_heads
+        large_size = shape.heads // shape.key_value_heads
+        return cls(config.num_key_value_heads, size, large_size, math.ceil(size / large_size))
+
+    @property
+    def query_heads(self) -> list[int]:
+        """Per query head of the small model, its place among those of the large model."""
+        heads = []
+        for group in range(self.key_value_heads):
+            first_head = group * self.copies * self.large_size
+            heads += range(first_head, first_head + self.size)
+        return heads
 
 
 def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
-    """Row indices of the dimensions `dims` of each head, in a projection with heads of this width."""
+    """Row indices of the dimensions `dims` of these heads, in a projection with heads of this width."""
     return (torch.tensor(heads, device=dims.device)[:, None] * width + dims).flatten()
 
 
 def _fill(model: PreTrainedModel) -> None:
-    """Fill all weights with one piece of noise again and again: drawing each of them takes as long as loading."""
+    """Fill all weight matrices with repeats of the same noise; to draw every weight takes as long as loading."""
     noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(model.config.initializer_range)
     noise = noise.to(model.device, model.dtype)
-    for weight in (parameter for parameter in model.parameters() if parameter.ndim == 2):
-        for piece in weight.view(-1).split(NOISE):
-            piece.copy_(noise[: len(piece)])
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            for piece in weight.view(-1).split(NOISE):
+                piece.copy_(noise[: len(piece)])
 
 
 def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:

@@ -1,4 +1,4 @@
-"""A number with its 95 % interval, the method of which is in the name of what makes it."""
+"""A number with its 95 % interval; the name of each constructor says by which method."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Run = tuple[float, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval over samples; a single sample, which tells nothing of the spread, has no ends."""
+    """A number with its 95 % interval over samples; a single sample tells nothing of the spread and has no ends."""
 
     mean: float
     low: float | None = None
@@ -28,7 +28,7 @@ class Interval:
 
     @property
     def margin(self) -> float:
-        """Half the width, infinite without ends."""
+        """Half the width of the interval; infinite if it has no ends."""
         return math.inf if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @classmethod
@@ -44,11 +44,11 @@ class Interval:
 
     @classmethod
     def of_speeds_by_jackknife(cls, ours: Sequence[Run], theirs: Sequence[Run]) -> "Interval":
-        """The ratio of two speeds, each all tokens over all seconds, from a pair of runs per sample.
+        """The ratio of two speeds, each of all tokens over all seconds, from a pair of runs per sample.
 
-        Student's t on the logarithm of the ratio, with the error that leaving out each sample in turn gives (Tukey
-        1958). A mean of the samples' own ratios would count a short text as much as a long one, and the quotient of the
-        two speeds would be another number.
+        The interval is Student's t on the logarithm of the ratio, with the standard error of the jackknife, which
+        leaves out each sample in turn (Tukey 1958). The mean of the samples' own ratios would count a short text as
+        much as a long one, and would differ from the quotient of the two speeds.
         """
         runs = np.asarray([ours, theirs], float)  # [2, samples, tokens and seconds]
         totals = runs.sum(axis=1, keepdims=True)
@@ -65,7 +65,7 @@ class Interval:
     def of_gain_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
         """The relative gain of one mean over another, from a pair of values per sample.
 
-        Student's t on what the ratio of the means leaves of each pair, in the mean of the others.
+        The interval is Student's t on the residuals `ours - ratio * theirs`, relative to the mean of `theirs`.
         """
         base = np.mean(theirs)
         our_values = np.asarray(ours, float)

@@ -1,4 +1,4 @@
-"""Files of JSON lines that are written as results come, and read again after an interruption."""
+"""Files of JSON lines, written as results come and read again after an interruption."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from drafttree.core.errors import InputError
 
 
 class UnwritableError(InputError):
-    """A file of results cannot be written, because the disk is full for one."""
+    """Raised if a file of results cannot be written, for example because the disk is full."""
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a file, which is made if there is none; a last line that was cut short is removed.
+    """Read the lines of a file, which is created if missing; an incomplete last line is removed from it.
 
     Raises:
-        InputError: it cannot be read and written, or is not UTF-8 text.
+        InputError: If the file cannot be read and written, or is not UTF-8 text.
     """
     try:
         with path.open("a+b") as file:
@@ -32,10 +32,10 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def append_line(path: Path, value: object) -> None:
-    """Add a value as one line, which is on the disk when this returns.
+    """Append a value as one line, which is on the disk when this returns.
 
     Raises:
-        UnwritableError: the file cannot be written; it is as it was before.
+        UnwritableError: If the file cannot be written; it stays unchanged.
     """
     try:
         with path.open("ab", buffering=0) as file:
@@ -45,7 +45,7 @@ def append_line(path: Path, value: object) -> None:
 
 
 def _append(file: FileIO, line: bytes) -> None:
-    """Add a line, or nothing if it does not fit on the disk."""
+    """Append a line, or nothing if it does not fit on the disk."""
     end = file.seek(0, os.SEEK_END)
     try:
         while line:

@@ -1,7 +1,7 @@
-"""The law of the speed-up, its terms as they were measured, which of them limits the gain, and whether times tell any.
+"""The law of the speed-up: its measured terms, the one that limits the gain, and whether the times are reliable.
 
-R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. What plain decoding spends outside
-its passes, h0, is counted too: without it the law would call plain decoding slower than itself.
+R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. The time h0 that plain decoding
+spends outside its passes is counted too: without it, the law would call plain decoding slower than itself.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +13,11 @@ from drafttree.engine.metrics import Metrics, ratio
 from drafttree.measure.record import columns
 
 LEAST_TOKENS = 1.02
-"""Tokens of a pass, tau, below which drafts have given nothing: a ratio is that of plain decoding over itself."""
+"""The least tokens per pass, tau, of texts with drafts: below it, plain decoding would be compared with itself."""
 LEAST_COST, MOST_COST = 0.85, 1.15
-"""What a pass over one row costs, in plain passes, on a machine that does nothing else: it is the same pass."""
+"""Bounds of the cost of a pass over one row in plain passes: it is the same pass, unless other work disturbs it."""
 FEWEST = 3
-"""Passes over one row that tell."""
+"""The fewest passes over one row whose median is used."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class SpeedupLaw:
 
     Attributes:
         tau: mean accepted tokens.
-        v: verification cost, time of a target pass over the tree in plain target passes.
-        c: cost ratio, time of a draft pass in plain target passes.
+        v: verification cost: time of a target pass over the tree, in plain target passes.
+        c: cost ratio: time of a draft pass, in plain target passes.
         delta: draft passes per round.
-        h: host share, everything else of a round in plain target passes.
+        h: host share: all other time of a round, in plain target passes.
         h0: host share of plain decoding.
         measured: ratio of tokens per second, prompts included.
-        decoding: ratio of tokens per second of decoding, prompts left out: what the law is about.
+        decoding: ratio of tokens per second of decoding, without prompts; the law predicts this one.
     """
 
     tau: float
@@ -58,7 +58,7 @@ class SpeedupLaw:
     def of_rounds(
         cls, speculative: np.recarray, plain: np.recarray, *, measured: float, decoding: float
     ) -> "SpeedupLaw":
-        """The law's terms by the rounds of one text, of several, or of an engine that writes many at once."""
+        """The law's terms, from the rounds of one text, of several, or of an engine that writes many at once."""
         unit = ratio(plain.target_seconds.sum(), len(plain))
         plain_rounds = len(plain)
         rounds = len(speculative)
@@ -91,10 +91,10 @@ class LimitingFactor:
     """The term whose ideal value would raise R most.
 
     Attributes:
-        factor: "acceptance", "verification", "drafting", "overhead", or "nothing" where no term could be better with
-            trees of this depth.
+        factor: "acceptance", "verification", "drafting", "overhead", or "nothing" if no term could be better with trees
+            of this depth.
         possible: R by the law with that term at its ideal value and all others as measured.
-        sentence: the factor, its figure and what to try, in one line.
+        sentence: one line with the factor, its figure and what to try.
     """
 
     factor: str
@@ -148,11 +148,11 @@ def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Texts that drafts were made for, beside plain decoding of the same prompts.
+    """Texts with drafts, compared with plain decoding of the same prompts.
 
     Attributes:
-        drafted: the metrics of the drafted texts.
-        plain: those of plain decoding.
+        drafted: the metrics of the texts with drafts.
+        plain: the metrics of plain decoding.
     """
 
     drafted: Metrics
@@ -170,15 +170,15 @@ class Speedup:
 
     @property
     def drafts_nothing(self) -> bool:
-        """Whether a pass has yielded no more than plain decoding's one token."""
+        """Whether passes yielded hardly more than plain decoding's one token."""
         return self.drafted.mean_accepted_tokens < LEAST_TOKENS
 
     @property
     def doubt(self) -> str | None:
-        """Why the ratio of the two speeds means nothing, in one line, before any is printed; None where it may be told.
+        """Why the ratio of the two speeds means nothing, in one line; None if it may be reported.
 
-        A pass over one row costs the same in both kinds of texts. Medians are compared: a shape of passes may be
-        recorded in a timed text, and that single pass takes as long as many.
+        A pass over one row should cost the same in both kinds of texts. Medians are compared, since a single pass may
+        take as long as many: the first of its shape is recorded, even within a timed text.
         """
         drafted = self.drafted
         if self.drafts_nothing:
@@ -202,7 +202,7 @@ class Speedup:
         )
 
     def summary(self) -> dict[str, object]:
-        """The law and what limits the gain, for JSON; what is a ratio of times is None where there is a doubt."""
+        """The law and what limits the gain, for JSON; ratios of times are None if there is a doubt."""
         law = self.law
         is_reliable = not self.doubt
         terms = asdict(law) | {"predicted": law.predicted}

@@ -1,7 +1,8 @@
-"""Ways of decoding by specification: who drafts, how the tree grows, what is accepted."""
+"""Methods of decoding, given as specifications: a drafter, a tree policy and a verifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from drafttree.core.errors import ConfigError
 from drafttree.loading import VERIFIER_CLASSES, find_verifier, make_policy, policy_spec
@@ -23,9 +24,9 @@ class Method:
     """A drafter, a tree policy and a verifier.
 
     Attributes:
-        drafter: the drafter as `drafttree.load` takes it, but not "auto"; None for plain decoding.
-        policy: how the tree grows.
-        verifier: what is accepted; None for the verifier of the decoder that the method is given to.
+        drafter: the drafter as `drafttree.load` takes it, except "auto"; None for plain decoding.
+        policy: the tree policy.
+        verifier: the verifier; None for that of the decoder that the method is given to.
     """
 
     drafter: str | None
@@ -34,14 +35,14 @@ class Method:
 
     @classmethod
     def parse(cls, spec: str) -> "Method":
-        """The method of a specification such as "embedded-eagle3|talon:budget=60|rrsw"; "none" is plain decoding.
+        """Parse a specification such as "embedded-eagle3|talon:budget=60|rrsw"; "none" is plain decoding.
 
-        Without a policy it is the default one, without a verifier (or with "auto") that of the decoder.
+        If the policy is missing, it is the default one; if the verifier is missing or "auto", it is the decoder's.
 
         Raises:
-            ConfigError: it is not of that form, or a policy, parameter or verifier is unknown.
+            ConfigError: If the specification has another form, or a policy, parameter or verifier is unknown.
         """
-        fields = [field.strip() for field in spec.split(SEPARATOR)]
+        fields = list(map(str.strip, spec.split(SEPARATOR)))
         if not fields[0] or len(fields) > 3:
             raise ConfigError(f"method {spec!r} is not of the form {FORM}; the last two may be left out")
         drafter, policy, verifier = [*fields, "", ""][:3]
@@ -62,7 +63,7 @@ class Method:
 
     @property
     def verifier_name(self) -> str:
-        """The name of the verifier; "auto" where it is the decoder's."""
+        """The name of the verifier; "auto" if it is the decoder's."""
         return VERIFIER_CLASSES.name_of(self.verifier) if self.verifier else AUTO
 
     @property
@@ -75,14 +76,14 @@ class Method:
 
 
 def parse_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
-    """Methods by their canonical specifications, from a list whose strings may each hold several.
+    """Parse methods; return them by their canonical specifications.
 
-    Specifications are separated by semicolons: "lookup|chain;embedded-draft|talon:budget=60,width=4|rrsw".
+    A string may hold several, separated by semicolons: "lookup|chain;embedded-draft|talon:budget=60,width=4|rrsw".
 
     Raises:
-        ConfigError: there is none, or as for `Method.parse`.
+        ConfigError: If there is no method, or as for `Method.parse`.
     """
-    parsed_methods = [parsed_method for method in methods for parsed_method in _methods(method)]
+    parsed_methods = list(chain.from_iterable(map(_methods, methods)))
     if not parsed_methods:
         raise ConfigError(f"no method in {', '.join(map(repr, methods)) or 'an empty list'}; name one as {FORM}")
     return {method.spec: method for method in parsed_methods}

@@ -1,4 +1,4 @@
-"""Decoders of methods, from one that has their target."""
+"""Makes the decoders of methods from a decoder with their target."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,17 +17,17 @@ from drafttree.measure.reference import transformers_model
 def make_decoders(
     decoder: Decoder, methods: Iterable[Method], drafters: Mapping[str, DrafterSource] = MappingProxyType({})
 ) -> dict[str, Decoder]:
-    """The decoder of every method by its specification; a drafter that several of them name is loaded once.
+    """Make a decoder per method, by specification; a drafter that several methods name is loaded once.
 
     Args:
-        decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
-        methods: methods, of which several may name the same drafter.
-        drafters: sources by the names that methods have for them; any other name is a source itself.
+        decoder: the decoder, for its target and tokenizer, and for its verifier if a method names none.
+        methods: the methods.
+        drafters: sources of drafters, by the names in methods; any other name is a source itself.
 
     Raises:
-        ConfigError: a drafter is unknown or none, or policy and verifier are not lossless together.
-        ModelError: a drafter cannot be loaded or does not fit the target.
-        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
+        ConfigError: If a drafter is unknown or "none", or policy and verifier are not lossless together.
+        ModelError: If a drafter cannot be loaded or does not fit the target.
+        TokenizerMismatch: If a language model that drafts has less than a third of the target's tokens.
     """
     all_methods = list(methods)
     names = dict.fromkeys(method.drafter for method in all_methods if method.drafter)
@@ -43,7 +43,7 @@ def _decoder(decoder: Decoder, method: Method, drafters: Mapping[str, Drafter]) 
 
 
 def _find_drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
-    """The drafter of a source, which may be one already."""
+    """Load the drafter of a source; a source that is a drafter is returned as it is."""
     if not isinstance(source, str | Path | type | PreTrainedModel):
         return source
     if drafter := find_drafter(source, transformers_model(decoder), decoder.tokenizer):

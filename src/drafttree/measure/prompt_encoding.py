@@ -1,4 +1,4 @@
-"""Token ids of prompts: as they stand, or as conversations in which the target itself has written the answers."""
+"""Token ids of prompts, as plain text or as conversations whose answers the target itself writes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -11,30 +11,32 @@ from drafttree.measure.prompt_form import PromptForm
 from drafttree.measure.prompts import Example
 
 BETWEEN = "\n\n"
-"""Between an answer and the next turn where there is no chat template."""
+"""The text between an answer and the next turn, if no chat template is used."""
 
 
 def encode_prompts(
     decoder: Decoder, examples: Iterable[Example], form: PromptForm, max_new_tokens: int
 ) -> list[list[int]]:
-    """The token ids of every turn that is asked, the last ones only where they would not fit into the context.
+    """The token ids of every turn that is asked; those that do not fit into the context are cut to their last tokens.
 
     Args:
         decoder: the decoder with a tokenizer.
         examples: the prompts.
         form: the form of the prompts.
-        max_new_tokens: new tokens to leave room for; the target's own answers to earlier turns are as long at most.
+        max_new_tokens: new tokens to leave room for; also the most tokens of the target's answers to earlier turns.
 
     Raises:
-        ContextError: there is no room for any prompt.
-        InputError: there is no tokenizer or, where it is needed, no chat template.
+        ContextError: If there is no room for any prompt.
+        InputError: If there is no tokenizer or no chat template that is needed.
     """
-    turns = [ids for example in examples for ids in encode_turns(decoder, example, form, max_new_tokens)]
+    turns = list[list[int]]()
+    for example in examples:
+        turns += encode_turns(decoder, example, form, max_new_tokens)
     return [fit(decoder, ids, max_new_tokens)[0] for ids in turns]
 
 
 def encode_turns(decoder: Decoder, example: Example, form: PromptForm, max_new_tokens: int) -> list[list[int]]:
-    """The token ids of every turn of a prompt, each behind the turns and the target's own greedy answers before it.
+    """The token ids of every turn of a prompt, each after all earlier turns and the target's greedy answers.
 
     Arguments and errors as for `encode_prompts`; nothing is cut to fit into the context.
     """
@@ -70,7 +72,7 @@ def _chat_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_ne
 
 
 def _cut(decoder: Decoder, text: str, most: int | None) -> str:
-    """The text of its first tokens."""
+    """The text of the first `most` tokens of a text."""
     if most is None:
         return text
     ids = _ids(decoder, text, add_special_tokens=False)
@@ -83,7 +85,7 @@ def _ids(decoder: Decoder, text: str, **options: bool) -> list[int]:
 
 
 def _answer(decoder: Decoder, ids: list[int], max_new_tokens: int, *, chat: bool = False) -> Generation:
-    """What the target answers, greedily."""
+    """The target's greedy answer."""
     stop = turn_end(decoder.tokenizer) if chat else None
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "stop": [stop] if stop else None}
     prompt, _ = fit(decoder, ids, max_new_tokens)
@@ -91,11 +93,11 @@ def _answer(decoder: Decoder, ids: list[int], max_new_tokens: int, *, chat: bool
 
 
 def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> tuple[list[int], bool]:
-    """A prompt's token ids, the last ones only where they would not fit into the context; and whether they were cut.
+    """A prompt's token ids, cut to the last ones that fit into the context, and whether they were cut.
 
     Raises:
-        ContextError: there is no room for any prompt.
-        InputError: a text without a tokenizer.
+        ContextError: If there is no room for any prompt.
+        InputError: If the prompt is a text and there is no tokenizer.
     """
     if isinstance(prompt, str):
         if decoder.tokenizer is None:

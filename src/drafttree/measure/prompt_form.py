@@ -9,10 +9,10 @@ class PromptForm:
     """Which prompts of a file are asked, and in which form.
 
     Attributes:
-        chat: whether they are rendered by the tokenizer's chat template.
-        category: take those alone whose category begins with this.
-        turns: turns of a conversation at most, each a prompt of its own; None for the first, with `chat` for all.
-        tokens: tokens of a turn at most, the others are cut off at its end; None for all.
+        chat: whether the tokenizer's chat template renders prompts.
+        category: take only prompts whose category begins with this; None for all.
+        turns: the most turns of a conversation, each a prompt of its own; None for the first or, with `chat`, for all.
+        tokens: the most tokens of a turn, whose end is cut off; None for all.
     """
 
     chat: bool = False
@@ -22,14 +22,14 @@ class PromptForm:
 
     @property
     def most_turns(self) -> int | None:
-        """Turns of a conversation at most; None for all."""
+        """The most turns of a conversation; None for all."""
         return self.turns or (None if self.chat else 1)
 
     @property
     def selection(self) -> dict[str, Any]:
-        """The arguments of `read_examples`: where tokens are counted, long texts are not cut by their characters."""
+        """The arguments of `read_examples`. If turns are cut by tokens, long texts are not cut by characters."""
         return {"category": self.category, "excerpt": None if self.tokens else EXCERPT}
 
 
 AS_TEXT = PromptForm()
-"""The first turn of every prompt as it stands."""
+"""The first turn of every prompt, as plain text."""

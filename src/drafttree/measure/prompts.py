@@ -14,19 +14,20 @@ from typing import Any
 from drafttree.core.errors import InputError
 
 EXCERPT = 600
-"""Characters of a long text that are its prompt by default."""
+"""Characters at the beginning of a long text that are its prompt by default."""
 SUFFIXES = (".jsonl", ".txt", ".raw", ".jsonl.gz", ".txt.gz", ".raw.gz")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, and what is known of it.
+    """A prompt with what its file says about it.
 
     Attributes:
-        prompt: its text, the first turn of a conversation.
+        prompt: the text, the first turn of a conversation.
         category: the category of the task, such as "writing".
-        later_turns: what the user says after the answers.
-        document: the document that it is of, if others may be of it too: the field "document", or else "title".
+        later_turns: the user's later turns in the conversation.
+        document: the document that the prompt is from, which others may be from too: the field "document" or, if it is
+            missing, "title".
     """
 
     prompt: str
@@ -36,10 +37,10 @@ class Example:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt of a command: its argument, or standard input for "-" or where it is piped and there is no argument.
+    """The prompt of a command: its argument, or standard input if that is "-" or missing.
 
     Raises:
-        InputError: there is none, or it is not UTF-8 text.
+        InputError: If there is no prompt, or it is not UTF-8 text. A terminal is not read for a missing argument.
     """
     if argument is None and sys.stdin is not None and sys.stdin.isatty():
         raise InputError("there is no prompt; give one as an argument, or - to read standard input")
@@ -82,33 +83,33 @@ def read_examples(
     category: str | None = None,
     excerpt: int | None = EXCERPT,
 ) -> list[Example]:
-    """The prompts of one or more files, with what is known of them.
+    """The prompts of one or more files, with what the files say about them.
 
-    A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
-    perhaps a "category"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has
-    them, the beginnings of which are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
+    A `.jsonl` file holds an object per line, with "prompt", "text" (the prompt is its beginning) or "turns" (the prompt
+    is the first), and perhaps with "category". A `.txt` file holds a prompt per line. A `.raw` file holds articles as
+    in WikiText, whose beginnings are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
-        limit: take no more prompts than this.
-        category: take those alone whose category begins with this.
-        excerpt: characters of a "text" or an article at most; None for all of it.
+        limit: the most prompts.
+        category: take only prompts whose category begins with this.
+        excerpt: the most characters of a "text" or an article; None for all.
 
     Raises:
-        InputError: a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
+        InputError: If a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
     """
-    paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    paths = [Path(paths)] if isinstance(paths, str | Path) else list(map(Path, paths))
     examples = chain.from_iterable(_prompts(path, excerpt) for path in paths)
-    selection = list(
-        islice((example for example in examples if (example.category or "").startswith(category or "")), limit)
-    )
+    if category:
+        examples = filter(lambda example: (example.category or "").startswith(category), examples)
+    selection = list(islice(examples, limit))
     if not selection:
         raise InputError(f"{', '.join(map(str, paths))}: no prompts in it{_of_category(paths, category)}")
     return selection
 
 
 def _of_category(paths: list[Path], category: str | None) -> str:
-    """What to say of a category without prompts."""
+    """The end of the message about a category without prompts; empty if none was asked for."""
     if not category:
         return ""
     categories = {example.category for path in paths for example in _prompts(path) if example.category}
@@ -119,7 +120,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        InputError: it cannot be read or is not UTF-8 text.
+        InputError: If the file cannot be read or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -130,26 +131,25 @@ def read_text(path: Path) -> str:
 
 
 def spread_examples(paths: Iterable[Path], limit: int | None = None, **selection: Any) -> list[Example]:
-    """The prompts of some files, as many of each file as of the others, evenly spaced over it.
+    """The prompts of some files, equally many of each file, evenly spaced over the file.
 
     Args:
         paths: the files, in their order.
-        limit: take no more prompts than this in all.
+        limit: the most prompts of all files together.
         **selection: `category` and `excerpt`, as `read_examples` takes them.
 
     Raises:
-        InputError: as for `read_examples`.
+        InputError: As for `read_examples`.
     """
     files = [read_examples(path, **selection) for path in paths]
     if limit is None:
-        return [example for file in files for example in file]
-    shares = [limit // len(files) + (index < limit % len(files)) for index in range(len(files))]
-    return [
-        file[index * len(file) // count]
-        for file, share in zip(files, shares, strict=True)
-        for count in [min(share, len(file))]
-        for index in range(count)
-    ]
+        return list(chain.from_iterable(files))
+    examples = list[Example]()
+    for file_index, file in enumerate(files):
+        share = limit // len(files) + (file_index < limit % len(files))
+        count = min(share, len(file))
+        examples += [file[index * len(file) // count] for index in range(count)]
+    return examples
 
 
 def _prompts(path: Path, excerpt: int | None = EXCERPT) -> Iterator[Example]:
@@ -188,10 +188,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _from_json(line: str, excerpt: int | None) -> Example:
-    """The prompt of one object.
+    """The prompt of a JSON object.
 
     Raises:
-        ValueError: it has none.
+        ValueError: If the line is not an object with a prompt.
     """
     try:
         entry = json.loads(line)
@@ -210,17 +210,15 @@ def _from_json(line: str, excerpt: int | None) -> Example:
     prompt = _text(key, candidates[key])
     later_turns = tuple(_text("turns", turn) for turn in turns[1:])
     category = _string("category", entry.get("category"))
-    document = next(
-        (document_name for name in ("document", "title") if (document_name := _string(name, entry.get(name)))), None
-    )
+    document = _string("document", entry.get("document")) or _string("title", entry.get("title")) or None
     return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later_turns, document)
 
 
 def _text(key: str, value: object) -> str:
-    """A value that is text.
+    """Return a value that must be text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: If it is not.
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} holds no text")
@@ -230,10 +228,10 @@ def _text(key: str, value: object) -> str:
 
 
 def _string(key: str, value: object) -> str | None:
-    """A value that may be missing.
+    """Return a value that must be a string or None.
 
     Raises:
-        ValueError: it is there and no string.
+        ValueError: If it is neither.
     """
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{key!r} holds no text")
@@ -241,7 +239,7 @@ def _string(key: str, value: object) -> str | None:
 
 
 def _excerpt(text: str, characters: int | None) -> str:
-    """The beginning of a long text, up to a whole word."""
+    """The beginning of a text of at most so many characters, up to a whole word."""
     if characters is None or len(text) <= characters:
         return text
     return text[:characters].rsplit(None, 1)[0]

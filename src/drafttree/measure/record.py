@@ -1,7 +1,8 @@
-"""What is kept of texts: their rounds in columns, from which counts, times and the law follow."""
+"""Records of texts: their rounds in columns, from which counts, times and the law follow."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,20 @@ TAIL, PERIOD = 48, 16
 
 
 def columns(rounds: Iterable[Round]) -> np.recarray:
-    """A row for every round, with a column for each number that `Round` has; NaN stands for None."""
-    rows = [[getattr(round_, name) for name in NUMBERS] for round_ in rounds]
+    """Rounds as rows, with a column for each number of `Round`; NaN stands for None."""
+    rows = list(map(attrgetter(*NUMBERS), rounds))
     return from_lists(dict(zip(NUMBERS, np.array(rows, float).reshape(-1, len(NUMBERS)).T, strict=True)))
 
 
 def from_lists(lists: Mapping[str, Any]) -> np.recarray:
-    """Columns as they are kept in files, by name."""
+    """A record array of columns, given as in files: lists of numbers by name."""
     return np.rec.fromarrays(
-        [np.asarray(column, float) for column in lists.values()], dtype=[(n, float) for n in lists]
+        [np.asarray(column, float) for column in lists.values()], dtype=[(name, float) for name in lists]
     )
 
 
 def describe(metrics: Metrics) -> dict[str, object]:
-    """The figures of a single text, for JSON, with lists that have a member per round."""
+    """The figures of one text, for JSON; lists have a member per round."""
     return {
         "tokens": metrics.tokens,
         "seconds": metrics.seconds,

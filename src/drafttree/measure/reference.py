@@ -23,11 +23,11 @@ from drafttree.models import TargetModel
 from drafttree.models.quantization.quantized_linear import quantized_layers
 
 TIE_UNITS = 6
-"""A difference below float32 is a tie if both tokens' scores are within so many units of rounding of the best one's."""
+"""In dtypes below float32, a difference is a tie if its gap is at most this many units of rounding."""
 GRID = 10
-"""Parts of a unit of rounding in which a gap is found where the sampling truncates."""
+"""Steps per unit of rounding in which a gap is searched, if the sampling truncates."""
 NODES = 8
-"""Nodes of the tree by which rounding is measured, beside a single node and transformers' own pass."""
+"""Nodes of the chain by which rounding is measured, besides a single node and transformers' own pass."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Difference:
 
     Attributes:
         position: index among the generated tokens.
-        expected: token id of the reference there, None where it had ended.
-        got: token id of the other text, None where it had ended.
-        gap: by how much rounding has to move a score of transformers' own row at least so that the less likely of the
-            two is chosen: how far it is below the best, or from the edge of a truncation. Infinite where one of the
+        expected: token id of the reference there; None if it had ended.
+        got: token id of the other text there; None if it had ended.
+        gap: the least by which rounding has to move a score of transformers' own row so that the less likely of the two
+            tokens is chosen: how far it is below the best, or from the edge of a truncation. Infinite if one of the
             texts had ended, or beyond 60 units.
-        rounding: the unit of rounding of a score: by how much it differs between two ways to compute the row, as
+        rounding: the unit of rounding of a score: how much scores differ between two ways to compute the row, as the
             standard deviation over all tokens. 0 in float32, where no difference is a tie, unless weights have 8 bits.
     """
 
@@ -76,13 +76,13 @@ class Difference:
 
     @property
     def is_tie(self) -> bool:
-        """Whether it is a tie, which rounding decides."""
+        """Whether rounding decides between the two tokens."""
         return self.units <= TIE_UNITS
 
 
 @contextmanager
 def released(model: TargetModel) -> Iterator[PreTrainedModel]:
-    """The wrapped module with its own attention, given back with the generation config it had."""
+    """Context manager: lend the wrapped module with its own attention; on exit, restore its generation config."""
     module = model.module
     settings = model.module.generation_config
     model.release()
@@ -96,7 +96,7 @@ def transformers_model(decoder: Decoder) -> TargetModel:
     """The decoder's target, which must be a transformers model.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: If it is not.
     """
     if not isinstance(decoder.target, TargetModel):
         raise ConfigError(f"{type(decoder.target).__name__} is not a transformers model: there is no reference")
@@ -109,18 +109,18 @@ def transformers_generate(
 ) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
 
-    Logits processors are those transformers makes itself, of the options and of the model's own generation config, and
-    one that asks the grammar token by token.
+    Logits processors are those that transformers makes from the options and the model's own generation config, those
+    among the options, and one that asks the grammar token by token.
 
     Args:
         decoder: the decoder whose target, tokenizer and EOS tokens to use.
         prompt: token ids of the prompt.
         assistance: arguments of transformers' own speculation, such as `assistant_model`.
-        **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0
-            the text is another one.
+        **options: as for `Decoder.new_request`. transformers draws its own random numbers, so above temperature 0 the
+            text differs from drafttree's.
 
     Raises:
-        ConfigError: the target is none of transformers' models, or has a `lossy_window`, which they do not know.
+        ConfigError: If the target is not a transformers model, or has a `lossy_window`, which those do not know.
     """
     request_options = RequestOptions.merge(decoder.defaults, options)
     model = transformers_model(decoder)
@@ -152,7 +152,7 @@ def transformers_generate(
 
 
 def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) -> dict[str, Any]:
-    """What `generate` is told; what its model's generation config says already is left to it."""
+    """The arguments of `generate`; generation options that equal the model's own config are left out."""
     eos = list(options.eos(decoder.eos, decoder.target.vocab_size))
     sampling = options.sampling
     sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
@@ -177,7 +177,7 @@ def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) ->
 def find_difference(
     decoder: Decoder, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], **options
 ) -> Difference | None:
-    """The first difference of a text from the reference, and how close the reference's choice was; None if equal.
+    """The first difference of a text from the reference, with how close the choice was; None if they are equal.
 
     Args:
         decoder: the decoder whose target judges, by one plain transformers pass over prompt and common beginning.
@@ -188,22 +188,30 @@ def find_difference(
     """
     if list(expected) == list(got):
         return None
-    token_pairs = zip(expected, got, strict=False)
-    position = next((i for i, (a, b) in enumerate(token_pairs) if a != b), min(len(expected), len(got)))
-    expected_token, got_token = (text[position] if position < len(text) else None for text in (expected, got))
+    position = _common_length(expected, got)
+    expected_token = expected[position] if position < len(expected) else None
+    got_token = got[position] if position < len(got) else None
     row = _reference_row(decoder, prompt, expected[:position], options)
     gap = max(math.inf if token is None else row.gap(token) for token in (expected_token, got_token))
     return Difference(position, expected_token, got_token, gap, row.rounding)
 
 
+def _common_length(text: Sequence[int], other_text: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginnings."""
+    for position, (token, other_token) in enumerate(zip(text, other_text, strict=False)):
+        if token != other_token:
+            return position
+    return min(len(text), len(other_text))
+
+
 @dataclass(frozen=True)
 class _ReferenceRow:
-    """What the next token of a text is chosen by, in transformers' own pass.
+    """The scores by which the next token of a text is chosen, from transformers' own pass.
 
     Attributes:
-        logits: `[vocab]` by temperature and constraints.
+        logits: `[vocab]` after constraints and temperature.
         sampling: how the token is drawn; its temperature is in the logits already.
-        noise: `[vocab]` that is added to choose, 0 where decoding is greedy.
+        noise: `[vocab]` noise that is added before choosing the best; 0 if decoding is greedy.
         rounding: the unit of rounding of a logit.
     """
 
@@ -213,9 +221,9 @@ class _ReferenceRow:
     rounding: float
 
     def gap(self, token: int) -> float:
-        """By how much rounding has to move logits at least for the token to be the one that is chosen.
+        """The least by which rounding has to move logits so that the token is chosen.
 
-        Where the sampling truncates, rounding may also decide which tokens are left.
+        If the sampling truncates, rounding may also decide which tokens are left.
         """
         if not self._truncates or not self.rounding:
             scores = self._kept(self.logits) + self.noise
@@ -239,7 +247,7 @@ class _ReferenceRow:
         return replace(self.sampling, temperature=1.0).process(logits) if self._truncates else logits
 
     def _may_be_chosen(self, token: int, moved: float) -> bool:
-        """Whether a token that is moved up by so much is left by the truncation, and none that surely is beats it."""
+        """Whether a token that is moved up by so much survives truncation, and no better one surely survives it too."""
         raised_logits = self.logits.clone()
         raised_logits[token] += moved
         if not self._kept(raised_logits)[token] > -torch.inf:
@@ -257,7 +265,7 @@ class _ReferenceRow:
 def _reference_row(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> _ReferenceRow:
-    """The row behind a text."""
+    """The row of the token that follows a text."""
     request = decoder.plain().new_request(prompt, **options)
     sampling = request.verifier.sampling
     for token in text:
@@ -276,10 +284,10 @@ def _reference_row(
 
 
 def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
-    """The largest standard deviation, over all tokens, of the difference of any two rows behind a text.
+    """The largest standard deviation, over all tokens, of the difference between two computations of the next row.
 
-    The rows are transformers' own and those of the decoder's passes over one node and over several. What all logits of
-    a row have in common changes no choice, so it does not count.
+    The rows are transformers' own and those of the decoder's passes over one node and over several. A shift of all
+    logits of a row changes no choice, so it does not count.
     """
     plain_decoder = decoder.plain()
     rows = [logits]
@@ -294,7 +302,7 @@ def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
 
 
 class _GrammarProcessor(LogitsProcessor):
-    """Keeps one text of transformers' `generate` to a grammar, without a look ahead."""
+    """Restricts one text of transformers' `generate` to a grammar, token by token."""
 
     def __init__(self, state: ConstraintState, known: int) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Results of the finished runs of one command, kept in a folder, from which the same command goes on."""
+"""Stores the results of a command's finished runs in a folder, so that the same command can continue there."""
 
 import functools
 import json
@@ -21,23 +21,23 @@ Result = TypeVar("Result")
 
 
 class RunStore:
-    """What has been run so far.
+    """The results of runs so far.
 
-    One without a folder keeps nothing. Measurements take a store; `RunStore()` is what they use where none is given.
+    A store without a folder keeps nothing on disk; measurements use one if they are given no store.
 
     Args:
-        folder: the folder where to keep the results, in JSON lines that are written as runs finish.
-        command: everything that decides what is run; a folder is for one command.
+        folder: the folder of the results, which are JSON lines, written as runs finish; None for none.
+        command: everything that decides what is run; a folder holds the runs of one command.
         partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
-        minutes: minutes after which no run begins, and the measurement ends as by Ctrl-C; None for no end.
+        minutes: minutes after which no run begins, and the measurement ends as by Ctrl-C; None for no limit.
 
     Attributes:
-        interrupted: whether Ctrl-C or the time has ended a measurement.
-        out_of_time: whether it was the time.
+        interrupted: whether Ctrl-C or the time limit ended a measurement.
+        out_of_time: whether it was the time limit.
         command: the given command, with the versions of the packages.
 
     Raises:
-        InputError: the folder holds the runs of another command or something else, or cannot be written.
+        InputError: If the folder holds the runs of another command or anything else, or cannot be written.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class RunStore:
 
     @classmethod
     def read(cls, folder: Path) -> "RunStore":
-        """The results of a folder, whatever command made them; nothing is written to it.
+        """Read the results of a folder, whichever command made them; nothing is written to it.
 
         Raises:
-            InputError: it holds no runs.
+            InputError: If the folder holds no runs.
         """
         if not (folder / COMMAND).is_file():
             raise InputError(f"{folder}: no runs of drafttree in it; name the folder of a command's --out")
@@ -76,12 +76,12 @@ class RunStore:
         return store
 
     def run(self, key: tuple[str | int | float, ...], kind: Any, work: Callable[[], Result]) -> Result:
-        """The result of a run: the one that is kept, or that of `work`, which is kept from then on.
+        """Return the stored result of a run or, if there is none, make and store it.
 
         Args:
             key: the key of the run.
-            kind: the type of its result, as pydantic knows it: dataclasses, lists, numbers ...
-            work: makes the result where none is kept.
+            kind: the type of the result, which pydantic must know: dataclasses, lists, numbers ...
+            work: makes the result.
         """
         if (name := json.dumps(key)) in self._kept:
             return _adapter(kind).validate_python(self._kept[name])
@@ -93,19 +93,19 @@ class RunStore:
         return result
 
     def find(self, key: tuple[str | int | float, ...], kind: Any) -> Any:
-        """The result of a run that was made or is kept, None if there is none; arguments as for `run`."""
+        """The result of a run that was made or stored, None if there is none; arguments as for `run`."""
         if (name := json.dumps(key)) not in self._made and name in self._kept:
             self._made[name] = _adapter(kind).validate_python(self._kept[name])
         return self._made.get(name)
 
     def check_time(self) -> None:
-        """End the measurement if its minutes are over; every run begins with this."""
+        """End the measurement if its minutes are over; every run begins with this check."""
         if time.monotonic() > self._ends:
             raise _TimeIsOver
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Run a measurement's loop; Ctrl-C or the time ends it, or raises unless what is finished is wanted."""
+        """Context manager: Ctrl-C or the time limit ends the block, and is raised again unless `partial` is set."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -115,7 +115,7 @@ class RunStore:
                 raise
 
     def _open(self, folder: Path, command: dict[str, Any]) -> None:
-        """Take over the results of a folder, or begin it."""
+        """Read the results of a folder, or start a new one."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COMMAND).exists():
             new_path = folder / f"{COMMAND}.new"
@@ -136,7 +136,7 @@ class RunStore:
 
 
 class NothingFinished(Exception):
-    """A measurement whose partial results are wanted has ended before there were any.
+    """Raised if a measurement whose partial results are wanted was interrupted before there were any.
 
     Attributes:
         store: the store of the measurement.
@@ -148,14 +148,14 @@ class NothingFinished(Exception):
 
 
 class _TimeIsOver(KeyboardInterrupt):
-    """The minutes of a measurement are over."""
+    """Raised when the minutes of a measurement are over."""
 
 
 _adapter = functools.cache(TypeAdapter)
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide what is run."""
+    """The versions of the packages that affect results."""
     return {name: version(name) for name in ("drafttree", "torch", "transformers")}
 
 

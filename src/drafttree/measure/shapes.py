@@ -1,4 +1,4 @@
-"""The shapes that `drafttree.measure.inflation` can give a target, by name."""
+"""Shapes by name, to which `drafttree.measure.inflation` can inflate a target."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def find_shape(name: str) -> Shape:
     """Return the shape of this name.
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: If the name is unknown.
     """
     if name not in SHAPES:
         raise unknown("shape", name, SHAPES)

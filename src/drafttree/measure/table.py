@@ -1,4 +1,4 @@
-"""Rows of figures as a table in the terminal and as JSON: an experiment names its columns, and that is all."""
+"""Rows of figures as a table in the terminal and as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ Row = Mapping[str, Any]
 
 
 def to_table(title: str, rows: Iterable[Row], columns: Mapping[str, str]) -> Table:
-    """A table of some columns of the rows; one without a figure is left out, and a cell without one is empty.
+    """A table of some columns of the rows; columns without any figure are left out.
 
     Args:
-        title: stands above the table.
-        rows: figures by name.
-        columns: by name, how its numbers are formatted; "" for text.
+        title: the line above the table.
+        rows: figures by name; a missing one leaves its cell empty.
+        columns: by name, the format of the numbers; "" for text.
     """
     table_rows = list(rows)
     formats = {name: form for name, form in columns.items() if any(row.get(name) is not None for row in table_rows)}
@@ -26,13 +26,16 @@ def to_table(title: str, rows: Iterable[Row], columns: Mapping[str, str]) -> Tab
     for name, form in formats.items():
         table.add_column(name, justify="right" if form else "left", overflow="fold")
     for row in table_rows:
-        values = ((row.get(name), form) for name, form in formats.items())
-        table.add_row(*("" if value is None else format(value, form) for value, form in values))
+        table.add_row(*(_cell(row.get(name), form) for name, form in formats.items()))
     return table
 
 
+def _cell(value: Any, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
 def to_json(value: Any) -> Any:
-    """Rows, or whatever holds figures, as JSON has them."""
+    """Rows, or other nested values with figures, as plain values for JSON."""
     if isinstance(value, Interval):
         return vars(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The backend that runs a module: the fastest that gives its own logits and has what is wanted beside that."""
+"""Chooses the backend that runs a module: the fastest with the module's own logits and the wanted properties."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -29,22 +29,22 @@ from drafttree.models.windows import EVERYTHING, LossyWindow
 from drafttree.models.wrapped_backends import WindowedBackend
 
 ROWS = ((1, None), (1, 32), (16, None), (16, 16))
-"""Bounds of the rows of a pass that are tried, the cheapest first, until a token's logits do not depend on its pass."""
+"""Fewest and most rows of a pass that `exact_text` tries, the cheapest first; None for no limit."""
 
 NOT_RUN = (AttributeError, RuntimeError, TypeError, ValueError)
-"""What is raised where a layer was replaced by one of another kind or size."""
+"""Errors raised where a layer was replaced by one of another kind or size."""
 
 FusedOrModule = TypeVar("FusedOrModule", FusedBackend, ModuleBackend)
 
 
 @dataclass(frozen=True)
 class Wants:
-    """What a backend is to have beside the module's own logits.
+    """Properties wanted of a backend beside the module's own logits.
 
     Attributes:
-        exact_text: a row is computed the same whatever stands beside it, which is tried.
-        lossy_window: the window of its KV caches, None for none.
-        recorded: passes may be recorded; not those of modules whose layers read more than is recorded.
+        exact_text: a token's logits must be the same in every pass, which is tried out.
+        lossy_window: window of its KV caches, None for none.
+        recorded: passes may be recorded; false for modules whose layers read inputs that recorded passes lack.
     """
 
     exact_text: bool = False
@@ -53,19 +53,19 @@ class Wants:
 
 
 EVERY_TEXT = Wants()
-"""What texts want that are neither `exact_text` nor windowed."""
+"""The wants of texts that are neither `exact_text` nor windowed."""
 
 
 def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backend:
-    """The fastest backend whose tree pass gives a module's own logits along both of a small tree's paths.
+    """The fastest backend whose tree pass gives a module's own logits along both paths of a small tree.
 
-    Passes in one call are preferred, then fused layers, where they support the module; on CUDA the passes of these are
-    recorded. Only what is to serve is checked. A module that is sharded over processes is run as it is: fused layers
-    would leave out the sums over its shares.
+    `NativeBackend` is preferred, then `FusedBackend`, if they support the module; on CUDA the passes of the latter are
+    recorded. Only the backends that may be returned are checked. A module that is sharded over processes runs as it is,
+    since fused layers would leave out the sums over its shares.
 
     Raises:
-        ModelError: the model has layers that cannot be verified in a tree, its tree pass gives other logits, or there
-            is no backend of it that has what is wanted.
+        ModelError: the module has layers that cannot be verified in a tree, its tree pass gives other logits, or none
+            of its backends has the wanted properties.
     """
     own_logits = OwnLogits(module)
     window = wants.lossy_window
@@ -84,7 +84,7 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
 
 
 def _recorded(fast: Backend, own: OwnLogits) -> Backend:
-    """A backend with recorded passes where it runs fused layers on CUDA, else as it is, and why."""
+    """The backend with recorded passes if it runs fused layers on CUDA; else itself, with the reason noted."""
     if own.module.device.type != "cuda" or not isinstance(fast, FusedBackend):
         return fast
     if fast.spans != (EVERYTHING,):
@@ -103,15 +103,15 @@ def _recorded(fast: Backend, own: OwnLogits) -> Backend:
 
 
 def _exact_text(own: OwnLogits) -> Backend:
-    """A backend that computes a row the same whatever stands beside it, which is tried.
+    """A backend that gives a token the same logits in every pass.
 
     Raises:
-        ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
+        ModelError: the module cannot be verified in a tree, or none of its backends does this on its device.
     """
     module = own.module
     class_name = type(module).__name__
     if obstacle := _own_sums(module):
-        verify(own)  # what cannot be verified at all is told so
+        verify(own)  # raises the error of a module that cannot be verified at all
         raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
     fastest_backend = _fastest(own)
     if fastest_backend.exact_text:
@@ -129,7 +129,7 @@ def _exact_text(own: OwnLogits) -> Backend:
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:
-    """The part of a module whose sums drafttree cannot rearrange, None if there is no such part."""
+    """The part of a module whose sums `exact_text` cannot make independent of a pass, None if there is none."""
     if tensor_parallel_size(module) > 1:
         return "weights that are sharded over processes"
     if takes_mask(module):
@@ -143,11 +143,11 @@ def _own_sums(module: PreTrainedModel) -> str | None:
 
 @stage("check")
 def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
-    """The fastest backend that gives a module's own logits, but for recorded passes; it knows why it is no faster one.
+    """The fastest backend that gives a module's own logits, without recorded passes; it says why not a faster one.
 
     Args:
         own: the module's own logits.
-        native: whether passes in one call will do.
+        native: whether a `NativeBackend` may be returned.
 
     Raises:
         ModelError: as of `choose_backend`.
@@ -166,7 +166,7 @@ def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBacken
 
 
 def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
-    """A backend that is to say why faster ones, given by name, do not run the module."""
+    """The backend, with the reasons noted why faster ones, given by name, do not run the module."""
     names_by_reason = defaultdict[str, list[str]](list)
     for name, reason in refused.items():
         names_by_reason[reason].append(name)
@@ -176,11 +176,11 @@ def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
 
 
 def _trusted_native(own: OwnLogits) -> NativeBackend | str:
-    """A module's passes in one call if that supports it and gives its own logits, else why not."""
+    """The native backend of a module if it supports the module and gives its own logits, else why not."""
     module = own.module
     if reason := why_not_native(module):
         return reason
-    # before weights are packed that the module itself reads, since it would take them back
+    # computed before packing if the module itself reads packed weights, since it would get them back
     native_reference = own.for_native if reads_packed_weights(module) else None
     try:
         native = NativeBackend(module)
@@ -195,7 +195,7 @@ def _trusted_native(own: OwnLogits) -> NativeBackend | str:
 
 @unrounded_activations()
 def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
-    """The fused layers of a module if they support it and give its own logits, else why not."""
+    """The fused backend of a module if it supports the module and gives its own logits, else why not."""
     if reason := why_not_fused(own.module):
         return reason
     if any(isinstance(submodule, BlockLinear) for submodule in own.module.modules()):
@@ -213,12 +213,12 @@ def _other_logits(gap: float) -> str:
 
 
 def _other_layer(error: Exception) -> str:
-    """Why a layer cannot be run that was replaced by one of another kind or size."""
+    """The reason to give where a layer was replaced by one of another kind or size."""
     return f"a layer is not as those of its family ({str(error).partition(chr(10))[0]})"
 
 
 def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
-    """Whether passes that were recorded on other tokens give the module's logits when they are replayed."""
+    """Whether replayed passes, recorded on other tokens, give the module's own logits."""
     for probe, logits in own:
         tree_logits(recorded, probe.shifted(logits.shape[-1]))
     return largest_gap(recorded, own) <= allowed

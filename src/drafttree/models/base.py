@@ -1,4 +1,4 @@
-"""The protocols by which logits are computed, the same for target and drafter, and the passes over prompts."""
+"""The protocols of models that compute logits, for target and drafter alike, and the passes over prompts."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,8 +15,8 @@ class Scorer(Protocol):
     """Scores the nodes of trees of tokens by a decoder-only model.
 
     Attributes:
-        device: the device where its tensors are.
-        shares_passes: whether segments share a pass for this model; else they run one after the other.
+        device: device of its tensors.
+        shares_passes: whether several segments run in one pass; if not, they run one after the other.
     """
 
     device: torch.device
@@ -25,14 +25,14 @@ class Scorer(Protocol):
     def shares_passes(self) -> bool: ...
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Make an empty KV cache for one sequence, with room for `capacity` tokens at first, drafted included."""
+        """Make an empty KV cache for one text, at first with room for `capacity` rows, drafted ones included."""
         ...
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         """Score the nodes of one request or several, and append their rows to the drafted ones of each KV cache.
 
-        In a pass that is shared all nodes lie behind each other as one sequence, and only attention knows whose rows
-        are whose. Nothing is padded, and requests join and leave between passes.
+        In a shared pass the nodes of all segments form one sequence, and only attention knows which rows belong to
+        which segment. Nothing is padded, and requests may join and leave between passes.
 
         Args:
             segments: each with a KV cache of its own; for an empty list no pass is run.
@@ -49,10 +49,10 @@ class Backend(Scorer, Protocol):
     """One way to run a transformers model over trees of tokens.
 
     Attributes:
-        exact_text: whether a token's logits are the same bit for bit in every pass, and so all texts those of plain
-            decoding.
+        exact_text: whether a token's logits are the same bit for bit in every pass, so that all texts are those of
+            plain decoding.
         lossy_window: the rows that tokens attend to, None for all of them.
-        packed_nbytes: memory of packed copies of the weights, beside the weights themselves.
+        packed_nbytes: bytes of packed copies of the weights, which are not among `Model.nbytes`.
         fallback_reason: which faster backends were refused for the module, and why; None if none was.
     """
 
@@ -74,10 +74,10 @@ class Model(Scorer, Protocol):
 
     Attributes:
         vocab_size: width of the logits.
-        context: largest number of positions it can be used for, None if there is no limit.
-        rope_switch: the position from which the KV cache of a text has to be computed anew, since LongRoPE then has
-            other frequencies; None for other models.
-        nbytes: memory of its weights.
+        context: largest number of positions of a text, None for no limit.
+        rope_switch: the position at which the KV cache of a text has to be computed anew, since LongRoPE uses other
+            frequencies from there on; None for other models.
+        nbytes: bytes of its weights.
     """
 
     vocab_size: int
@@ -87,7 +87,7 @@ class Model(Scorer, Protocol):
 
 
 RowReader = Callable[[Tensor], None]
-"""A function that is given the logits `[tokens, vocab]` of every pass over a prompt."""
+"""Called with the logits `[tokens, vocab]` of each pass over a prompt."""
 
 
 def prefill(
@@ -106,14 +106,21 @@ def prefill(
         tokens: ids to append.
         hidden_layers: hidden states to return, counted as in `Scorer.forward`.
         chunk: largest number of tokens of a pass.
-        read: is given the logits of all tokens; if it is None, only those of each pass's last token are computed.
+        read: called with the logits of all tokens; if None, only those of each pass's last token are computed.
 
     Returns:
         The number of passes, and the hidden states asked for, each `[1, tokens, hidden]`.
     """
-    starts = range(0, len(tokens), chunk)
-    outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers, read) for start in starts]
-    return len(starts), tuple(torch.cat(chunks, 1) for chunks in zip(*(out.hidden for out in outputs), strict=True))
+    chunk_states = []
+    for start in range(0, len(tokens), chunk):
+        output = append(model, cache, tokens[start : start + chunk], hidden_layers, read)
+        chunk_states.append(output.hidden)
+    return len(chunk_states), _joined(chunk_states)
+
+
+def _joined(chunks: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Concatenate the states of each layer, given the states of all layers for each chunk of tokens."""
+    return tuple(torch.cat(layer_chunks, 1) for layer_chunks in zip(*chunks, strict=True))
 
 
 def append(
@@ -123,7 +130,7 @@ def append(
     hidden_layers: tuple[int, ...] = (),
     read: RowReader | None = None,
 ) -> Output:
-    """Append committed tokens to the KV cache in one pass and return the last one's logits `[1, 1, vocab]`."""
+    """Append committed tokens to the KV cache in one pass; the output has the last token's logits `[1, 1, vocab]`."""
     with cache.recurrent.reading():
         output = _read(model, cache, tokens, hidden_layers, read)
         cache.commit(range(len(tokens)))
@@ -138,10 +145,11 @@ def prefill_and_score(
     chunk: int = 512,
     read: RowReader | None = None,
 ) -> tuple[int, tuple[Tensor, ...], Output]:
-    """Append tokens as `prefill` does, but leave the last one's row drafted: it is the root of a tree, and is scored.
+    """Append tokens as `prefill` does, but leave the last one's row drafted, as the root of a tree, and score it.
 
-    A recurrent layer reads many tokens by other sums than it decodes with, and some by another formula (Nemotron-H
-    bounds its time steps). transformers' `generate` reads the whole prompt in the first way.
+    Recurrent layers read many tokens in another way than they decode one: they add up in another order, and some use
+    another formula (Nemotron-H bounds its time steps). As in transformers' `generate`, the last token of the prompt is
+    read along with those before it.
 
     Returns:
         The number of passes; the hidden layers asked for, `[1, tokens - 1, hidden]`; the last token's output.
@@ -152,12 +160,8 @@ def prefill_and_score(
     with cache.recurrent.reading():
         output = _read(model, cache, tokens[cut:], hidden_layers, read)
         cache.hold_last()
-    last_chunk = [layer[:, :-1] for layer in output.hidden]
-    prompt_states = (
-        tuple(torch.cat(chunks, 1) for chunks in zip(hidden_states, last_chunk, strict=True))
-        if passes
-        else tuple(last_chunk)
-    )
+    last_chunk = tuple(layer[:, :-1] for layer in output.hidden)
+    prompt_states = _joined([hidden_states, last_chunk]) if passes else last_chunk
     return passes + 1, prompt_states, Output(output.logits, tuple(layer[:, -1:] for layer in output.hidden))
 
 

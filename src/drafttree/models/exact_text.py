@@ -10,6 +10,7 @@ to them, which no bounds on a pass decide, so they compute every token alone (`d
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -25,11 +26,11 @@ from drafttree.models.wrapped_backends import WrappedBackend
 PREFIX = 600
 """Random rows of the KV cache in the trial: more than a block of the CPU's attention kernel."""
 PARTS = (1, 2, 3, 5, 8, 13)
-"""Tokens of the passes in which the rest of its prompt is read."""
+"""Tokens of the passes in which the trial reads a prompt after these rows."""
 PATH = 16
-"""Tokens that it compares."""
+"""Tokens whose logits the trial compares."""
 SMALL, LARGE = 2, 5
-"""Nodes of every level of the trees they are in."""
+"""Nodes a level of the trees in which these tokens are scored."""
 
 
 class ExactTextBackend(WrappedBackend):
@@ -39,8 +40,8 @@ class ExactTextBackend(WrappedBackend):
 
     Args:
         inner: runs the passes.
-        least: rows of a pass at least; smaller ones are padded.
-        most: rows of a pass at most; larger ones are split. None for no limit.
+        least: fewest rows of a pass; smaller passes are padded.
+        most: most rows of a pass, None for no limit; larger passes are split.
         experts: the modules of experts that the passes call.
     """
 
@@ -58,7 +59,7 @@ class ExactTextBackend(WrappedBackend):
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         def group_of(segment: Segment) -> Hashable:
-            """Segments that the inner backend would not run together do not add to each other's rows."""
+            """Only segments that the inner backend runs in one pass count together as its rows."""
             return segment.cache.long_rope if self._inner.shares_passes else id(segment)
 
         if len(segments) <= 1:
@@ -66,27 +67,23 @@ class ExactTextBackend(WrappedBackend):
         return forward_in_groups(segments, group_of, lambda group: self._run(group, hidden_layers))
 
     def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """Run segments that share passes, cut where a pass has its most rows."""
+        """Run segments that share passes, each of at most `most` rows."""
         sizes = [segment.nodes for segment in segments]
         step = self._most or sum(sizes)
         starts = [*itertools.accumulate(sizes, initial=0)]
-        outputs_by_segment: list[list[Output]] = [[] for _ in segments]
+        outputs_by_segment = defaultdict[int, list[Output]](list)
         for row in range(0, starts[-1], step):
-            indexed_segments = [
-                (
-                    index,
-                    segment.part(max(row - start, 0), min(row + step - start, segment.nodes)),
-                )
-                for index, (segment, start) in enumerate(zip(segments, starts, strict=False))
-                if start < row + step and start + segment.nodes > row
-            ]
-            outputs = self._padded([segment for _, segment in indexed_segments], hidden_layers)
-            for (index, _), output in zip(indexed_segments, outputs, strict=True):
+            segment_parts: dict[int, Segment] = {}
+            for index, (segment, start) in enumerate(zip(segments, starts, strict=False)):
+                if start < row + step and start + segment.nodes > row:
+                    segment_parts[index] = segment.part(max(row - start, 0), min(row + step - start, segment.nodes))
+            outputs = self._padded([*segment_parts.values()], hidden_layers)
+            for index, output in zip(segment_parts, outputs, strict=True):
                 outputs_by_segment[index].append(output)
-        return [_joined(segment_outputs) for segment_outputs in outputs_by_segment]
+        return [_joined(outputs_by_segment[index]) for index in range(len(segments))]
 
     def _padded(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """A pass whose last segment is padded, if there are too few rows."""
+        """Run a pass; if it has too few rows, its last segment is padded."""
         *earlier_segments, last_segment = segments
         padding = max(0, self._least - sum(segment.nodes for segment in segments))
         with token_by_token(self._experts, padding):
@@ -98,35 +95,27 @@ class ExactTextBackend(WrappedBackend):
         return [*outputs[:-1], outputs[-1]._replace(hidden=hidden_states)]
 
     def _scored(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """A pass whose head is given enough rows as well, if any."""
-        wanted_ranges = [range(segment.nodes)[segment.wanted] for segment in segments]
-        if not 0 < sum(map(len, wanted_ranges)) < self._least:
+        """Run a pass; the head computes the logits of more nodes than are wanted if those are some, but too few."""
+        if not 0 < sum(len(segment.wanted_nodes) for segment in segments) < self._least:
             return self._inner.forward(segments, hidden_layers=hidden_layers)
-        wanted_starts = [
-            wanted_range.start if wanted_range else segment.nodes
-            for wanted_range, segment in zip(wanted_ranges, segments, strict=True)
-        ]
-        scored_starts = [
-            max(0, min(wanted_start, segment.nodes - self._least))
-            for wanted_start, segment in zip(wanted_starts, segments, strict=True)
-        ]
-        widened_segments = [
-            segment._replace(wanted=slice(scored_start, None))
-            for scored_start, segment in zip(scored_starts, segments, strict=True)
-        ]
+        widened_segments = []
+        wanted_slices = []
+        for segment in segments:
+            wanted_nodes = segment.wanted_nodes
+            wanted_start = wanted_nodes.start if wanted_nodes else segment.nodes
+            scored_start = max(0, min(wanted_start, segment.nodes - self._least))
+            widened_segments.append(segment._replace(wanted=slice(scored_start, None)))
+            first_row = wanted_start - scored_start
+            wanted_slices.append(slice(first_row, first_row + len(wanted_nodes)))
         outputs = self._inner.forward(widened_segments, hidden_layers=hidden_layers)
-        return [
-            output._replace(
-                logits=output.logits[:, wanted_start - scored_start : wanted_start - scored_start + len(wanted_range)]
-            )
-            for output, wanted_start, scored_start, wanted_range in zip(
-                outputs, wanted_starts, scored_starts, wanted_ranges, strict=True
-            )
-        ]
+        wanted_outputs = []
+        for output, wanted_slice in zip(outputs, wanted_slices, strict=True):
+            wanted_outputs.append(output._replace(logits=output.logits[:, wanted_slice]))
+        return wanted_outputs
 
 
 def _pad(segment: Segment, padding: int) -> Segment:
-    """A segment padded with copies of its last token, which see all rows, so a chain stays one."""
+    """Pad a segment with copies of its last token that attend to all rows, so that a chain stays a chain."""
     nodes, drafted = segment.visible.shape
     padded_visible = np.tri(nodes + padding, drafted + padding, drafted - nodes, dtype=bool)
     padded_visible[:nodes, :drafted] = segment.visible
@@ -136,7 +125,7 @@ def _pad(segment: Segment, padding: int) -> Segment:
 
 
 def _joined(outputs: list[Output]) -> Output:
-    """The output of a segment from those of its parts."""
+    """Concatenate the outputs of a segment's parts."""
     layer_chunks = zip(*(output.hidden for output in outputs), strict=True)
     return Output(join([output.logits for output in outputs]), tuple(join(chunks) for chunks in layer_chunks))
 

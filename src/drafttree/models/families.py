@@ -1,7 +1,7 @@
-"""What the decoders of the known families compute, said once.
+"""Describes what the decoders of the known families compute.
 
-`describe` reads a module of transformers. Torch's fused layers (`drafttree.models.fused`) and drafttree-native
-(`drafttree.models.native`) run what it says, and what draft heads say of themselves, which begin otherwise (`Entry`).
+`describe` reads a module of transformers; draft heads, which begin in another way (`Entry`), describe themselves.
+Torch's fused layers (`drafttree.models.fused`) and drafttree-native (`drafttree.models.native`) run the description.
 To add a family: name it in `LLAMAS` if its layers have the parts of Llama's, or write a function for `BLOCKS`.
 """
 
@@ -39,11 +39,11 @@ ROPES = STATIC_ROPES | {"longrope"}
 
 
 class LayerKind(NamedTuple):
-    """What layers of one kind share in a pass.
+    """Layers of one kind, which share rotary angles and masks in a pass.
 
     Attributes:
-        layer_type: transformers' name of the type, None where all layers are alike.
-        span: how far back they attend.
+        layer_type: transformers' name of the type, None if all layers are alike.
+        span: how far back the layers attend.
         groups: query heads that share a key head.
     """
 
@@ -60,12 +60,12 @@ class LayerKind(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """A weight that is no linear layer's: a router's, or those of all experts of a layer, `[experts, out, in]`.
+    """A weight that is not of a linear layer: a router's, or those of all experts of a layer, `[experts, out, in]`.
 
     Attributes:
-        owner: the module that has it.
-        name: its name there.
-        out_features: rows of all its matrices.
+        owner: the module that has the weight.
+        name: name of the weight in the module.
+        out_features: number of rows of all its matrices.
     """
 
     owner: Any
@@ -84,17 +84,17 @@ class Attention:
 
     Attributes:
         qkv: linear layers of one input, whose outputs are the query heads, the key heads and the value heads.
-        out: linear layer of what was attended to.
-        key_heads: heads of keys and values.
+        out: linear layer of the result of attention.
+        key_heads: number of key heads, each with a value head.
         width: width of a head.
-        kind: what it shares with others.
+        kind: kind of the layer.
         scale: factor of the scores.
-        turns: whether queries and keys are turned by the rotary embedding; in some layers of SmolLM3 not (NoPE).
-        projected: what is projected of each key head: its key and its value, 2; one that is both, 1; or nothing, 0,
-            where they are another layer's (Gemma 4).
-        interleaved: whether each head's query, key and value stand beside each other in the outputs (GPT-NeoX).
-        query_norm: norm of every query head, or of all together (OLMo); None without, as the others.
-        key_norm: the same of keys.
+        turns: whether queries and keys are rotated by position, which some layers of SmolLM3 leave out (NoPE).
+        projected: number of projections for each key head: 2 for key and value; 1 for one that is both; 0 for none, if
+            another layer's rows are read (Gemma 4).
+        interleaved: whether each head's query, key and value are next to each other in the outputs (GPT-NeoX).
+        query_norm: norm of every query head, or of all together (OLMo); None for none, as the others.
+        key_norm: the same for keys.
         value_norm: norm of every value head.
     """
 
@@ -113,7 +113,7 @@ class Attention:
 
     @property
     def query_heads(self) -> int:
-        """Heads of queries."""
+        """Number of query heads."""
         return self.key_heads * self.kind.groups
 
 
@@ -122,9 +122,9 @@ class Mlp:
     """The MLP of a decoder layer.
 
     Attributes:
-        gate_up: linear layers of one input, the gates' before the others'; the only one where there are no gates.
-        down: linear layer of what is inside.
-        activation: of the gates, or of what they would gate.
+        gate_up: linear layers of one input, whose outputs are the gates and then what is gated; without gates, one.
+        down: linear layer of the intermediate activations.
+        activation: activation function of the gates or, without gates, of the output of `gate_up`.
         gated: whether there are gates.
     """
 
@@ -135,11 +135,11 @@ class Mlp:
 
 
 class StackedExperts(NamedTuple):
-    """The weights of a layer's experts where one tensor has those of all.
+    """The weights of all experts of a layer in two tensors.
 
     Attributes:
-        gate_up: weights of the gates, and behind them of what is gated.
-        down: the same of what is inside.
+        gate_up: for each expert the weight of its gates and, after it, of what is gated.
+        down: for each expert the weight of its output projection.
     """
 
     gate_up: Stacked
@@ -151,18 +151,19 @@ class Experts:
     """A mixture of experts in place of an MLP, or beside one.
 
     Attributes:
-        mix: what the module makes of the residual stream `[nodes, hidden]` and of what the experts read of it.
+        mix: function of the module: from the residual stream `[nodes, hidden]` and the normed stream that the experts
+            read to their weighted sum.
         router: linear layer of the experts' scores.
-        weights: those of the experts, stacked or each with linear layers of its own.
+        weights: weights of the experts, stacked or each with linear layers of its own.
         count: number of experts.
-        chosen: experts of a token.
-        rescaled: whether what they count for adds up to 1.
-        activation: of the gates.
-        before_router: norm of what the router reads.
-        before: norm of what the experts read.
-        scales: float32 `[experts]`: what the output of each is multiplied with, None for 1.
-        after_mlp: norm of what the MLP beside them gives; None where there is no MLP.
-        after: the same of what the experts give.
+        chosen: number of experts that compute a token.
+        rescaled: whether the weights of these experts are rescaled to add up to 1.
+        activation: activation function of the gates.
+        before_router: norm of the router's input.
+        before: norm of the experts' input.
+        scales: float32 `[experts]` factors of the experts' outputs, None for 1.
+        after_mlp: norm of the output of the MLP beside the experts; None if there is no MLP.
+        after: norm of the experts' sum, None for none.
     """
 
     mix: Callable[[Tensor, Tensor], Tensor]
@@ -181,12 +182,12 @@ class Experts:
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """How a layer reads its own part of `LayerInputs`, behind everything else (Gemma 4).
+    """How a layer adds its own part of `LayerInputs` to the residual stream, as its last step (Gemma 4).
 
     Attributes:
-        gate: linear layer of the residual stream, which gates them.
-        projection: linear layer of what is gated.
-        after: norm of that.
+        gate: linear layer of the residual stream, whose activations gate the inputs.
+        projection: linear layer of the gated inputs.
+        after: norm of the projection's output.
     """
 
     gate: Any
@@ -200,16 +201,16 @@ class Block:
 
     Attributes:
         attention: its attention.
-        mlp: its MLP, None where experts stand in its place.
+        mlp: its MLP, None if it has experts instead.
         experts: its experts, None for none.
-        before_attention: norm, None for none, as the others: where they are tells the families apart.
-        after_attention: norm of what is added to the residual stream.
-        before_mlp: norm of what the MLP reads.
-        after_mlp: norm of what MLP and experts give.
-        parallel: whether the MLP reads what attention reads (GPT-NeoX), instead of what it gives.
-        multiplier: of what is added to the residual stream.
-        scalar: of the residual stream behind the layer.
-        inputs: how it reads its own part of `LayerInputs`, None without.
+        before_attention: norm of attention's input; None for none, as the other norms.
+        after_attention: norm of attention's output.
+        before_mlp: norm of the MLP's input.
+        after_mlp: norm of the output of MLP and experts.
+        parallel: whether the MLP reads the residual stream from before attention (GPT-NeoX).
+        multiplier: factor of all that is added to the residual stream.
+        scalar: factor of the residual stream after the layer.
+        inputs: how it reads its own part of `LayerInputs`, None if it does not.
     """
 
     attention: Attention
@@ -231,11 +232,11 @@ class LayerInputs:
 
     Attributes:
         decoder: the module that computes it.
-        embedding: of the tokens, for all layers behind each other.
-        projection: linear layer of what the residual stream begins with.
-        norm: of a layer's part of the projection.
+        embedding: embedding of the tokens, with the parts of all layers one after the other.
+        projection: linear layer of the first residual stream, for all layers too.
+        norm: norm of a layer's part of the projection.
         projection_scale: factor of the projection.
-        sum_scale: factor of the sum of both.
+        sum_scale: factor of the sum of embedding and projection.
     """
 
     decoder: Any
@@ -248,15 +249,15 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a draft head begins with, which reads a token beside a state of the target or of its own.
+    """The beginning of a draft head, which reads a token and a state of the target or of its own.
 
     Attributes:
         token_norm: norm of embeddings, None for none.
         state_norm: norm of states, None for none.
-        projection: linear layer of both side by side, whose outputs the residual stream begins with; None where the
-            first layer's attention reads the pair, and the stream begins with the state (EAGLE-3).
-        states_first: whether states stand before embeddings in the pair.
-        normed_residual: whether the stream begins with the normed state.
+        projection: linear layer of embedding and state concatenated, whose output is the first residual stream. None
+            if the first layer's attention reads the pair, and the state is the first residual stream (EAGLE-3).
+        states_first: whether states come before embeddings in the pair.
+        normed_residual: without `projection`, whether the first residual stream is the normed state.
     """
 
     token_norm: Any
@@ -270,8 +271,8 @@ class Rotary(NamedTuple):
     """The frequencies of a rotary embedding.
 
     Attributes:
-        frequencies: `[pairs]`, where LongRoPE has others too the short ones.
-        long_frequencies: `[pairs]` of texts beyond the original context of LongRoPE; None in others.
+        frequencies: `[pairs]`; of LongRoPE the short ones.
+        long_frequencies: `[pairs]` for texts beyond LongRoPE's original context; None without LongRoPE.
         scaling: factor of cosines and sines.
     """
 
@@ -281,11 +282,11 @@ class Rotary(NamedTuple):
 
     @classmethod
     def of(cls, rotary: Any, layer_type: str | None = None) -> "Rotary":
-        """Those of an embedding of transformers.
+        """The frequencies of a rotary embedding of transformers.
 
         Args:
             rotary: the embedding.
-            layer_type: type of the layers that they are for, where the embedding knows several (Gemma 3).
+            layer_type: type of the layers, for an embedding that has frequencies for several (Gemma 3).
         """
         prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
         scaling = float(getattr(rotary, f"{prefix}attention_scaling"))
@@ -297,18 +298,18 @@ class Architecture:
     """All that a decoder computes, in terms of its modules.
 
     Attributes:
-        embedding: of the tokens.
+        embedding: embedding of the tokens.
         blocks: the decoder layers.
-        owners: by layer, the one whose keys and values it attends to: itself, but for those that share others'.
-        rotaries: the rotary embeddings of layers, by `LayerKind.layer_type`.
+        owners: for each layer, the index of the layer whose keys and values it attends to, mostly its own.
+        rotaries: the rotary embeddings by `LayerKind.layer_type`.
         norm: the last norm, None for none.
         head: the output projection.
         layout: layout of the KV caches.
         embedding_multiplier: factor of embeddings (Granite), None for the embedding's own.
-        entry: what a draft head begins with, None for a model.
+        entry: the beginning of a draft head, None for a model.
         layer_inputs: what layers read beside the residual stream, None for nothing.
-        logits_divisor: what logits are divided by (Granite).
-        logits_cap: what no logit goes beyond (Gemma 4), None for no such bound.
+        logits_divisor: number by which logits are divided (Granite).
+        logits_cap: bound of logits, as cap * tanh(logit / cap) (Gemma 4); None for none.
     """
 
     embedding: Any
@@ -331,18 +332,18 @@ class Architecture:
 
     @property
     def has_long_rope(self) -> bool:
-        """Whether rotary embeddings have other frequencies beyond their original context."""
+        """Whether rotary embeddings have other frequencies beyond the original context."""
         return any(rotary.long_frequencies is not None for rotary in self.rotaries.values())
 
 
 def describe(module: Any) -> Architecture:
-    """What a module computes.
+    """Describe what a module computes.
 
     Args:
-        module: a model of transformers of which `why_not_known` says nothing, or a draft head, which says it itself.
+        module: a model of transformers whose config passes `why_not_known`, or a draft head, which describes itself.
 
     Raises:
-        AttributeError: a layer is not as those of its family.
+        AttributeError: a layer is not like those of its family.
     """
     if not isinstance(module, PreTrainedModel):
         return module.architecture()
@@ -374,7 +375,7 @@ def describe(module: Any) -> Architecture:
 
 
 def why_not_known(config: PreTrainedConfig) -> str | None:
-    """What a config has by which its models are not described here; None if they are."""
+    """Why models of a config cannot be described, None if they can."""
     if config.model_type not in LLAMAS | {NEOX}:
         return f"layers of the family {config.model_type} are not known"
     if getattr(config, "attn_logit_softcapping", None):
@@ -448,11 +449,11 @@ def neox_block(block: Any, config: PreTrainedConfig) -> Block:
 
 
 BLOCKS: dict[str, Callable[[Any, PreTrainedConfig], Block]] = {"gemma4_text": gemma4_block, NEOX: neox_block}
-"""The layers of families that are unlike Llama."""
+"""Functions that describe a layer, for families unlike Llama."""
 
 
 def rotaries_of(blocks: Iterable[Block], rotary: Any) -> dict[str | None, Rotary]:
-    """The rotary embeddings of layers by type, given transformers' for all of them."""
+    """The rotary embeddings by type of layer, given transformers' rotary embedding for all of them."""
     types = dict.fromkeys(block.attention.kind.layer_type for block in blocks)
     return {layer_type: Rotary.of(rotary, layer_type) for layer_type in types}
 
@@ -479,7 +480,7 @@ def _llama_attention(attention: Any) -> Attention:
 
 
 def _projected(attention: Any) -> int:
-    """What an attention layer projects of each key head, as of `Attention.projected`."""
+    """The number of projections for each key head, as of `Attention.projected`."""
     if getattr(attention, "is_kv_shared_layer", False):
         return 0
     return 1 if getattr(attention, "v_proj", attention) is None else 2
@@ -543,7 +544,7 @@ def _gemma4_experts(block: Any) -> Experts:
 
 
 def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
-    """The norms of a layer before and after attention and MLP; transformers' name does not always say where one is."""
+    """The norms before and after attention, and before and after the MLP; some of transformers' names mislead."""
     post_attention_norm = block.post_attention_layernorm
     if not hasattr(block, "post_feedforward_layernorm"):
         return block.input_layernorm, None, post_attention_norm, None
@@ -554,7 +555,7 @@ def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _joined(part: Any, joined: str, *names: str) -> list[Any]:
-    """Linear layers of one input, which some families (Phi-3) have as one."""
+    """Linear layers of one input: a joined one, if the family has that (Phi-3), or those of these names."""
     return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
 
 
@@ -572,10 +573,10 @@ def _layer_inputs(decoder: Any) -> LayerInputs | None:
 
 
 def _key_owners(layers: Iterable[nn.Module], blocks: Sequence[Block]) -> list[int]:
-    """By layer, the one whose keys and values it attends to.
+    """For each layer, the index of the layer whose keys and values it attends to.
 
     Raises:
-        AttributeError: there are none that a layer could share.
+        AttributeError: there are no keys and values that a layer could share.
     """
     owners = list[int]()
     owner_by_type = dict[str, int]()
@@ -593,7 +594,7 @@ def _layout_of(blocks: Sequence[Block], owners: Sequence[int]) -> CacheLayout:
     """The layout of KV caches.
 
     Raises:
-        AttributeError: a layer's heads are not of the shape of the keys that it shares.
+        AttributeError: the heads of a layer have another shape than the keys that it shares.
     """
     shapes = [(block.attention.key_heads, block.attention.width) for block in blocks]
     for shape, owner in zip(shapes, owners, strict=True):

@@ -1,4 +1,4 @@
-"""Copies of what the host knows to a device: all arrays of a pass in one, which the host does not wait for."""
+"""Copies of arrays from host to device: all arrays of a pass in one copy, for which the host does not wait."""
 
 import threading
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 ALIGNED = 16
-"""Arrays begin at multiples of so many bytes, so that numbers of any dtype can be read where they lie."""
+"""Arrays begin at multiples of so many bytes, which suits every dtype."""
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Tensors of the arrays' dtypes and shapes on a device. On a CPU they are the arrays' own memory."""
+    """Copy arrays to tensors on a device. On a CPU the tensors share the arrays' memory."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
@@ -28,11 +28,11 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
 
 
 def send_to(arrays: Sequence[Array], there: Tensor) -> None:
-    """Copy arrays to bytes of a device, where they then lie at their `byte_places`.
+    """Copy arrays to a tensor of bytes, to their `byte_places` there.
 
     Args:
         arrays: contiguous or not.
-        there: uint8, at least so many.
+        there: uint8, with at least as many bytes as the arrays need.
     """
     if there.device.type == "cuda":
         ring_of(there.device).send(arrays, there)
@@ -47,18 +47,18 @@ def packed_bits(mask: Array) -> Array:
 
 
 def unpacked_bits(bits: Tensor, columns: int) -> Tensor:
-    """Bool `[rows, columns]` of `packed_bits`."""
+    """The bool `[rows, columns]` that `packed_bits` made into bits."""
     flags = bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
     return flags.flatten(1)[:, :columns].bool()
 
 
 def byte_places(arrays: Sequence[Array]) -> list[int]:
-    """Where each array begins when they lie behind each other, in bytes, and where the last one ends."""
+    """The byte at which each array begins when all are stored one after the other, and where the last one ends."""
     return [*accumulate((-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays), initial=0)]
 
 
 def as_placed(there: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
-    """Views of the bytes that arrays were copied to, of their dtypes and shapes."""
+    """Views of bytes at the arrays' `byte_places`, with the arrays' dtypes and shapes."""
     return [
         there[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for array, offset in zip(arrays, byte_places(arrays), strict=False)
@@ -66,7 +66,7 @@ def as_placed(there: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
 
 
 class Copied(Protocol):
-    """A copy to a device, which can be waited for."""
+    """A copy to a device for which the host can wait."""
 
     def synchronize(self) -> None:
         """Wait until it has ended."""
@@ -74,14 +74,14 @@ class Copied(Protocol):
 
 
 class StagingRing:
-    """Pinned memory from which arrays are copied to a device, in turns.
+    """Buffers of pinned memory from which arrays are copied to a device, used in turns.
 
-    A copy runs when the device comes to it, perhaps long after the host has gone on. So a buffer is written anew only
-    when the copy from it has ended: of two of them the host waits only where it is two passes ahead.
+    A copy may run long after the host has gone on. So a buffer is written again only when the copy from it has ended:
+    with two buffers the host waits only if it is two passes ahead of the device.
 
     Args:
         device: where copies go.
-        buffers: their number.
+        buffers: number of buffers.
     """
 
     def __init__(self, device: torch.device, buffers: int = 2) -> None:
@@ -92,18 +92,18 @@ class StagingRing:
         self._turn = 0
 
     def make_buffer(self, size: int) -> Tensor:
-        """Bytes of the host that the device can read while the host goes on."""
+        """So many bytes of pinned memory, which the device can read while the host goes on."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=size > 0)
 
     def copy(self, there: Tensor, staged: Tensor) -> Copied:
-        """Begin a copy to the device."""
+        """Begin a copy of staged bytes to the device."""
         there.copy_(staged, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def send(self, arrays: Sequence[Array], there: Tensor) -> None:
-        """Copy arrays to bytes of the device, where they are to lie at their `byte_places`."""
+        """Copy arrays to a tensor of bytes on the device, to their `byte_places` there."""
         offsets = byte_places(arrays)
         with self._lock:
             turn = self._turn
@@ -121,5 +121,5 @@ class StagingRing:
 
 @lru_cache
 def ring_of(device: torch.device) -> StagingRing:
-    """The ring of a device."""
+    """The only ring of a device."""
     return StagingRing(device)

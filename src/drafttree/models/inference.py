@@ -1,4 +1,4 @@
-"""torch's inference mode, entered once."""
+"""torch's inference mode, entered only where it is not yet on."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def in_inference_mode(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Run a function in torch's inference mode, which takes ten times as long to enter as to be looked for."""
+    """Decorate a function to run in inference mode; entering it takes ten times as long as asking whether it is on."""
     inference_function = torch.inference_mode()(function)
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Norms of transformers: as one call, and as the numbers that they are made of."""
+"""Norms of transformers as one call each, and as their numbers."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ class Norm(NamedTuple):
     Attributes:
         scale: float32 `[width]`.
         shift: float32 `[width]`, None for none.
-        epsilon: what is added to the mean square.
-        centred: whether the mean is taken off first.
+        epsilon: added to the mean square.
+        centred: whether the mean is subtracted first.
     """
 
     scale: Tensor
@@ -30,10 +30,10 @@ def norm_of(norm: Any, width: int = 0) -> Norm | None:
 
     Args:
         norm: the module, or its numbers.
-        width: numbers that are normed, which one without a scale (Gemma 4) does not say.
+        width: size of the normed dimension, which a norm without a scale (Gemma 4) does not tell.
 
     Raises:
-        AttributeError: it is no norm that is known.
+        AttributeError: the kind of norm is not known.
     """
     if norm is None or isinstance(norm, Norm):
         return norm
@@ -52,10 +52,10 @@ def norm_of(norm: Any, width: int = 0) -> Norm | None:
 
 
 def norm_call(norm: Any) -> Callable[[Tensor], Tensor]:
-    """A transformers RMS norm as one call; whatever else is called a norm stays as it is.
+    """A function for an RMS norm of transformers; norms of other kinds are returned as they are.
 
-    On a CPU `F.rms_norm` is nine small operations; dividing by a length that includes epsilon is four. The scale is
-    a copy there, which does not follow changes of the weight.
+    On a CPU `F.rms_norm` is nine small operations, and dividing by a length that includes epsilon is four. There the
+    function holds a copy of the scale, which does not follow changes of the weight.
     """
     if getattr(norm, "weight", None) is None or isinstance(norm, nn.LayerNorm):
         return norm
@@ -77,6 +77,6 @@ def _epsilon(norm: Any) -> float | None:
 
 @torch.inference_mode()
 def _offset(norm: Any, weight: Tensor) -> int | None:
-    """The number an RMS norm adds to its weight (1 in Gemma), None if it does something else."""
-    scale = norm(torch.full_like(weight, 64.0))  # so long that epsilon does not show
+    """The number that an RMS norm adds to its weight (1 in Gemma, else 0), None for a norm of another kind."""
+    scale = norm(torch.full_like(weight, 64.0))  # so large that epsilon has no effect
     return next((offset for offset in (0, 1) if torch.allclose(scale, weight + offset, rtol=1e-2, atol=1e-3)), None)

@@ -12,23 +12,26 @@ from torch import Tensor
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.host_copies import send
 
+LONGEST_KEPT = 512
+"""Nodes of a chain up to which its visibility is kept for later passes."""
 BEFORE_NORM = -1
-"""Stands, where layers are asked for whose states are wanted, for what the last norm reads."""
+"""Stands among `hidden_layers` for the states that the last norm reads."""
 
 
 class Segment(NamedTuple):
     """The nodes of one request in a pass: a tree, a single node or a part of a prompt.
 
-    It is all on the host, which made it; `PassTensors` brings the segments of a pass to its device.
+    All of it is on the host; `PassTensors` copies the segments of a pass to its device.
 
     Attributes:
-        cache: made by the backend that runs the pass; no other segment of the pass has it. The nodes attend to all of
-            its committed rows, or to those in its window, and to the drafted rows that `visible` allows.
+        cache: a KV cache made by the backend that runs the pass; no other segment of the pass has it. The nodes attend
+            to its committed rows, all or those in its window, and to the drafted rows that `visible` allows.
         tokens: int64 `[nodes]` token ids.
         positions: int64 `[nodes]` absolute positions.
         visible: bool `[nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
             them are the tokens themselves.
-        wanted: the nodes whose logits are wanted, side by side: `slice(0, 0)` for none, `slice(-1, None)` for the last.
+        wanted: the nodes whose logits are wanted, which are consecutive: `slice(0, 0)` for none, `slice(-1, None)` for
+            the last.
     """
 
     cache: TreeCache
@@ -50,13 +53,18 @@ class Segment(NamedTuple):
         """Number of tokens."""
         return len(self.tokens)
 
+    @property
+    def wanted_nodes(self) -> range:
+        """Indices of the nodes whose logits are wanted."""
+        return range(len(self.tokens))[self.wanted]
+
     def wanted_of(self, states: Tensor) -> Tensor:
-        """The states, of `[1, nodes, hidden]`, of the nodes whose logits are wanted."""
+        """The states of the nodes whose logits are wanted, given those of all nodes `[1, nodes, hidden]`."""
         return states if self.wanted == slice(None) else states[:, self.wanted]
 
     def part(self, start: int, stop: int) -> "Segment":
-        """The nodes from `start` to `stop`, to be scored after those before `start`."""
-        wanted_nodes = range(self.nodes)[self.wanted]
+        """The nodes from `start` to `stop`, for a pass after that over the nodes before `start`."""
+        wanted_nodes = self.wanted_nodes
         wanted_slice = slice(max(wanted_nodes.start - start, 0), max(wanted_nodes.stop - start, 0))
         drafted_rows = self.visible.shape[1] - self.nodes + stop
         nodes = slice(start, stop)
@@ -65,9 +73,13 @@ class Segment(NamedTuple):
         )
 
 
-@lru_cache(maxsize=64)
 def causal(nodes: int) -> Array:
-    """Bool `[nodes, nodes]`: each node attends to itself and all before it. It is not to be written to."""
+    """Bool `[nodes, nodes]`: each node attends to itself and all before it. The array is shared: do not write to it."""
+    return _short_causal(nodes) if nodes <= LONGEST_KEPT else np.tri(nodes, dtype=bool)
+
+
+@lru_cache(maxsize=64)
+def _short_causal(nodes: int) -> Array:
     return np.tri(nodes, dtype=bool)
 
 
@@ -75,9 +87,9 @@ class PassTensors(NamedTuple):
     """The segments of a pass on its device.
 
     Attributes:
-        tokens: `[1, nodes]` token ids of all segments, one behind the other.
-        positions: `[1, nodes]`.
-        own_positions: the positions by segment, `[1, nodes]`.
+        tokens: `[1, nodes]` token ids of all segments, one after the other.
+        positions: `[1, nodes]` positions of all segments.
+        own_positions: by segment, its positions `[1, nodes]`.
         visible: by segment, bool `[1, nodes, drafted]`.
     """
 
@@ -88,20 +100,20 @@ class PassTensors(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> "PassTensors":
-        """Bring segments to a device, in one copy."""
+        """Copy segments to a device, all arrays at once."""
         if len(segments) == 1:
             _, *arrays, _ = segments[0]
             tokens, positions, visible = send([array[None] for array in arrays], device)
             return cls(tokens, positions, [positions], [visible])
-        joined_arrays = [np.concatenate([segment.tokens for segment in segments])[None]]
-        joined_arrays.append(np.concatenate([segment.positions for segment in segments])[None])
-        joined_arrays.append(np.concatenate([segment.visible.reshape(-1) for segment in segments]))
+        _, token_arrays, position_arrays, visible_arrays, _ = zip(*segments, strict=True)
+        joined_arrays = [np.concatenate(token_arrays)[None], np.concatenate(position_arrays)[None]]
+        joined_arrays.append(np.concatenate([array.reshape(-1) for array in visible_arrays]))
         tokens, positions, flat_visible = send(joined_arrays, device)
-        flat_masks = flat_visible.split([segment.visible.size for segment in segments])
-        visible = [
-            flat_mask.view(1, *segment.visible.shape) for flat_mask, segment in zip(flat_masks, segments, strict=True)
-        ]
-        return cls(tokens, positions, positions.split([segment.nodes for segment in segments], 1), visible)
+        flat_masks = flat_visible.split([array.size for array in visible_arrays])
+        visible = []
+        for flat_mask, array in zip(flat_masks, visible_arrays, strict=True):
+            visible.append(flat_mask.view(1, *array.shape))
+        return cls(tokens, positions, positions.split([*map(len, token_arrays)], 1), visible)
 
 
 class Output(NamedTuple):
@@ -109,7 +121,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: `[1, wanted, vocab]`.
-        hidden: the hidden states of the layers asked for, each `[1, nodes, hidden]`, of all nodes.
+        hidden: the states of all nodes for each layer asked for, `[1, nodes, hidden]`.
     """
 
     logits: Tensor
@@ -117,20 +129,21 @@ class Output(NamedTuple):
 
 
 def split(states: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
-    """The parts of these sizes; the only one is the whole, since a lone pass is mostly the price of its operations."""
+    """Split states into parts of these sizes. A single part is the whole: that saves a lone request an operation."""
     return states.split(sizes, dim) if len(sizes) > 1 else (states,)
 
 
 def join(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-    """Parts behind each other; the only one is not copied."""
+    """Concatenate parts; a single one is not copied."""
     return torch.cat([*parts], dim) if len(parts) > 1 else parts[0]
 
 
 def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """The states `[1, nodes, hidden]` of some layers by segment."""
+    """Split the states `[1, nodes, hidden]` of layers by segment: for each segment those of all layers."""
     sizes = [segment.nodes for segment in segments]
-    states_by_layer = [split(layer, sizes) for layer in layers]
-    return [tuple(layer_states[index] for layer_states in states_by_layer) for index in range(len(sizes))]
+    if not layers:
+        return [()] * len(sizes)
+    return [*zip(*(split(layer, sizes) for layer in layers), strict=True)]
 
 
 def forward_in_groups(
@@ -138,7 +151,7 @@ def forward_in_groups(
     group_of: Callable[[Segment], Hashable],
     run: Callable[[list[Segment]], list[Output]],
 ) -> list[Output]:
-    """Run the segments of each group together; the outputs in the order of all segments."""
+    """Run segments of the same group in one pass; outputs are in the order of the segments."""
     groups: dict[Hashable, list[int]] = {}
     for index, segment in enumerate(segments):
         groups.setdefault(group_of(segment), []).append(index)

@@ -26,21 +26,20 @@ logger = logging.getLogger("drafttree")
 class TargetModel:
     """A model and the backend that runs it. See `drafttree.models.base.Model` for the protocol.
 
-    The backend is the module itself, its layers fused, or those recorded as CUDA graphs. When a text begins, hooks,
-    layers, weights and settings are compared with those the backend was made for (see
+    When a text begins, hooks, layers, weights and settings are compared with those that the backend was made for (see
     `drafttree.models.module.fingerprint`), and another backend is selected if they differ.
 
     Args:
         module: a decoder-only model with a language-model head; wrapped, never copied, and put into evaluation mode.
-        select: makes the backend; `drafttree.models.backend_choice.choose_backend` makes the fastest that gives the
-            module's own logits, the default runs the module unchecked.
+        select: makes the backend. `drafttree.models.backend_choice.choose_backend` makes the fastest that gives the
+            module's own logits; the default runs the module unchecked.
 
     Attributes:
         dtype: dtype of the weights that are not quantised.
-        quantization: how the others are quantised, None if there are none.
-        tensor_parallel_size: number of processes that its weights are sharded over; 1 if they are whole.
-        own_context: tokens of prompt and text that the model itself has room for, None for any number.
-        unseen: the hook, function or attribute of the module that may have a state which decides texts and cannot be
+        quantization: how the other weights are quantised, None if there are none.
+        tensor_parallel_size: number of processes over which its weights are sharded; 1 if they are whole.
+        own_context: most tokens of prompt and text that the model itself has positions for, None for no limit.
+        unseen: a hook, function or attribute of the module that may have a state which decides texts and cannot be
             compared, so that no rows are reused by default; None if there is none.
 
     Raises:
@@ -80,52 +79,52 @@ class TargetModel:
 
     @property
     def backend(self) -> Backend:
-        """The backend that runs the passes at present."""
+        """The backend that runs the passes since the last text began."""
         return self._selected.backend
 
     @property
     def runs_on(self) -> str:
-        """The backend that runs the passes, and why faster ones do not."""
+        """Name of the backend that runs the passes, and why faster ones do not."""
         name = type(self.backend).__name__
         reason = self.backend.fallback_reason
         return f"{name} ({reason})" if reason else name
 
     @property
     def precision(self) -> str:
-        """The dtype it computes in, and how its weights are quantised if they are."""
+        """The dtype, and how weights are quantised if any are."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype} with {self.quantization} weights" if self.quantization else dtype
 
     @property
     def packed_nbytes(self) -> int:
-        """Memory of packed copies that the backend keeps beside the module's weights."""
+        """Bytes of packed copies that the backend keeps beside the module's weights."""
         return self.backend.packed_nbytes
 
     @property
     def exact_text(self) -> bool:
-        """Whether texts are those of plain decoding token for token, whatever trees they are decoded in."""
+        """Whether texts equal those of plain decoding token for token, whatever the draft trees."""
         return self.backend.exact_text
 
     @property
     def lossy_window(self) -> LossyWindow | None:
-        """The rows that tokens attend to, None for all of them."""
+        """The window of rows that tokens attend to, None if they attend to all rows."""
         return self.backend.lossy_window
 
     def release(self) -> None:
-        """Give the parts of the module that were in training mode that mode back."""
+        """Put those submodules back into training mode that were in it before."""
         for submodule in self._training:
             submodule.training = True
 
     @property
     def shares_passes(self) -> bool:
-        """Whether several requests share a pass; the first time a module is asked, it is tried out."""
+        """Whether several requests can share a pass; tried out when it is first asked for."""
         return self.backend.shares_passes
 
     def limit_context(self, tokens: int) -> None:
-        """Take prompts and texts of at most so many tokens together, from here on.
+        """Limit each prompt and its text to so many tokens together.
 
         Raises:
-            ConfigError: it is no whole number of at least 2, or more than the model has room for.
+            ConfigError: `tokens` is no whole number of at least 2, or more than `own_context`.
         """
         check_count("max_model_len", tokens, least=2)
         if self.own_context is not None and tokens > self.own_context:
@@ -135,10 +134,10 @@ class TargetModel:
         self._max_context = self.context = tokens
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Make an empty KV cache; every text begins with it, so changes of the module are looked for here.
+        """Make an empty KV cache. Every text begins with this call, so it also checks whether the module has changed.
 
         Raises:
-            ModelError: the module was changed into one that cannot be verified in a tree.
+            ModelError: the module has changed, and cannot be verified in a tree any more.
         """
         if self._selected.refresh():
             self._describe()
@@ -167,7 +166,7 @@ class TargetModel:
         self._log_backend()
 
     def _log_backend(self) -> None:
-        """Say which backend runs the passes, if it is not the fastest, or is another one since the module changed."""
+        """Log the backend if faster ones were refused, or if it is another one than before the module changed."""
         model = type(self.module).__name__
         name = type(self.backend).__name__
         reason = self.backend.fallback_reason

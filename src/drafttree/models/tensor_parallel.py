@@ -1,8 +1,8 @@
 """Targets whose weights are sharded over the processes of torchrun (tensor parallelism of transformers).
 
 Every process runs the whole loop and its share of every layer. The sums over the shares are the same bits in all of
-them, so all see the same logits and decide the same, and nothing is sent but what the layers send. What they could
-only decide apart, such as a seed that nobody gave, is taken from the first process.
+them, so all see the same logits and decide the same, and only the layers send anything. What processes would decide
+differently, such as a seed that the user did not give, is taken from the first process.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def tensor_parallel_size(module: PreTrainedModel) -> int:
     """The number of processes that a module's weights are sharded over, 1 for a module that is whole.
 
     Raises:
-        ModelError: it is sharded in another way.
+        ModelError: the module is sharded in another way.
     """
     size: int = getattr(module, "tp_size", None) or 1
     if dist.is_available() and dist.is_initialized() and _is_sharded(module) and dist.get_world_size() != size:
@@ -41,16 +41,16 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def of_first_process(value: int) -> int:
-    """The value that the first process has, in all of them."""
+    """In every process, the value that the first process gave."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
 
 
 class ShardedBackend(WrappedBackend):
-    """Runs a sharded module, after a look whether all processes run the same pass.
+    """Runs a sharded module, after checking that all processes run the same pass.
 
-    Processes that drafted different trees would add up shares of different rows, or wait for each other for ever.
+    Processes that drafted different trees would add up shares of different rows, or wait for each other forever.
 
     Args:
         inner: runs the passes.
@@ -69,10 +69,10 @@ class ShardedBackend(WrappedBackend):
 
 
 def check_same_pass(inputs: Sequence[Array], device: torch.device) -> None:
-    """Compare the inputs of a pass in all processes, by a digest of 64 bits.
+    """Check that all processes have the same inputs of a pass, by a digest of 64 bits.
 
     Raises:
-        ModelError: they differ; it is raised in every process.
+        ModelError: the inputs differ; every process raises it.
     """
     digest = hashlib.blake2b(digest_size=8)
     for array in inputs:

@@ -31,19 +31,19 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear, quan
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 INT8_ROWS = 2.0**-6
-"""What rounds a row about as much as eight bits, of which the largest number of a chunk has the unit."""
+"""Relative rounding of a row, about as coarse as eight bits scaled by the largest number of a chunk."""
 FUSED_NOISES = 3
-"""Fused layers may differ from a module of such a dtype by this many times what `_extra_rounding` changes.
+"""In dtypes that `FUSED_TOLERANCE` lacks, fused layers may differ by this many times the change by `_extra_rounding`.
 
-Measured on models of all families, random and trained: right layers differ by 0.2 to 1.9 times that, layers without an
-adapter of a tenth of the norm of the attention's weights by 4.5 times and more.
+Measured on models of all families, random and trained: right layers differ by 0.2 to 1.9 times that change. Layers that
+leave out an adapter with a tenth of the norm of the attention's weights differ by 4.5 times and more.
 """
 
 Reference = list[tuple[Probe, Tensor]]
-"""A module's own logits of every probe."""
+"""Probes, each with the module's own logits."""
 
 KEPT = "_verified_by_drafttree"
-"""Name of the attribute under which a module holds its `_Kept`."""
+"""Name of the attribute by which a module keeps its `_Kept`."""
 
 
 class OwnLogits:
@@ -51,7 +51,7 @@ class OwnLogits:
 
     Args:
         module: the untouched module.
-        packed: what is packed of it and multiplies for its linear layers, None where they multiply themselves.
+        packed: its packed weights, which multiply in place of its linear layers; None if those multiply themselves.
 
     Attributes:
         module: as given.
@@ -64,10 +64,11 @@ class OwnLogits:
 
     @cached_property
     def behind_prefix(self) -> Reference:
-        """Of a tree behind a short text.
+        """Logits of a tree after a short text.
 
         Raises:
-            ModelError: the module cannot be verified in a tree, computes no finite logits, or computes wrong ones here.
+            ModelError: the module cannot be verified in a tree, its logits are not finite, or torch computes them wrong
+                with the number of threads that OpenMP gives it.
         """
         check_module(self.module)
         class_name = type(self.module).__name__
@@ -91,28 +92,28 @@ class OwnLogits:
 
     @cached_property
     def in_trees(self) -> Reference:
-        """Of a tree behind a short text, and of one at late positions without a text before."""
+        """Logits of a tree after a short text and, if the context is long enough, of one alone at late positions."""
         return [*self.behind_prefix, *self._of(make_probes(self.module)[1:])]
 
     @cached_property
     def late(self) -> Reference:
-        """Of trees behind rows at the end of the context; for modules that fused layers know."""
+        """Logits of trees after rows near the end of the context; for modules of known families."""
         with self._multiplied():
             probes = make_late_probes(self.module)
         return self._of(probes)
 
     @cached_property
     def for_native(self) -> tuple[Reference, float]:
-        """What passes in one call are compared with, and the gap that is allowed."""
+        """The reference for a `NativeBackend`, and the largest gap that is allowed."""
         with told_of_training(self.module):
             reference = [*self.behind_prefix, *self.late]
         return reference, self.allowed(INT8_ROWS if quantized_layers(self.module) else 0.0)
 
     def allowed(self, unit: float = 0.0) -> float:
-        """The largest gap that rounding explains between another way to compute the module and the module.
+        """The largest gap to the module's logits that rounding explains in another way to compute them.
 
         Args:
-            unit: how coarsely the other way rounds the inputs of linear layers, if that is coarser than the dtype.
+            unit: relative rounding of the inputs of linear layers in the other way, 0 if it is that of the dtype.
         """
         dtype = self.module.dtype
         if dtype in FUSED_TOLERANCE and not unit:
@@ -132,13 +133,14 @@ class OwnLogits:
             return own_logits(self.module, probe, self._by_token)
 
     def _limits_products(self, probe: Probe) -> str | None:
-        """The setting of OpenMP by which torch's own products are wrong, None if they are right.
+        """The setting of OpenMP that makes torch's own products wrong, None if they are right.
 
-        Some leave out what the threads were to compute that torch does not get, and what their memory held before
-        remains. Which do depends on processor and dtype, so logits are compared with those of one thread.
+        If OpenMP gives torch fewer threads than it counts on, some products leave out the shares of the missing ones,
+        and the old contents of that memory remain. Which products do depends on processor and dtype, so logits are
+        compared with those of one thread.
 
         Args:
-            probe: what has not been computed before, or what remains might be right.
+            probe: a probe that has not been computed before: the memory might still hold its right results.
         """
         threads = torch.get_num_threads()
         if input_device(self.module).type != "cpu" or not (setting := limit_of_threads(threads)):
@@ -158,7 +160,7 @@ class OwnLogits:
 
 
 def verify_once(module: PreTrainedModel) -> ModuleBackend:
-    """The backend that runs the module, verified unless that was done before and the module has not changed since.
+    """The backend of a module, verified once and again after every change of the module.
 
     Raises:
         ModelError: the module cannot be verified in a tree.
@@ -173,7 +175,7 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
 
 
 class _Kept:
-    """Holds what was verified on the module itself, so it goes with it; copies of the module begin without."""
+    """Keeps the verified backend on the module, so that they are freed together; copies of the module get None."""
 
     def __init__(self, selected: SelectedBackend[PreTrainedModel, ModuleBackend]) -> None:
         self.selected = selected
@@ -184,10 +186,10 @@ class _Kept:
 
 @unrounded_activations()
 def verify(own: OwnLogits) -> ModuleBackend:
-    """The module's backend, whose tree pass has given the module's own logits.
+    """Make a module's backend and check that its tree pass gives the module's own logits.
 
     Raises:
-        ModelError: it gives others, or the module cannot be verified in a tree.
+        ModelError: the logits differ, or the module cannot be verified in a tree.
     """
     module = own.module
     with told_of_training(module):
@@ -200,7 +202,7 @@ def verify(own: OwnLogits) -> ModuleBackend:
 
 @contextmanager
 def told_of_training(module: PreTrainedModel) -> Iterator[None]:
-    """Say of an error that the module is in training mode, if it is."""
+    """Context manager: if the module is in training mode, replace a `ModelError` by one that says so."""
     try:
         yield
     except ModelError as error:
@@ -220,23 +222,23 @@ def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> 
         return "its attention layers do not pass the tree on"
     except ModelError as error:
         return str(error)
-    except Exception as error:  # whatever a module raises that was made for other passes
+    except Exception as error:  # a module made for other passes may raise anything
         first_line = str(error).partition("\n")[0]
         return f"a pass over one fails ({type(error).__name__}: {first_line})"
     return None if gap <= allowed else f"its logits there differ by {gap:.3g} from its own"
 
 
 def largest_gap(backend: Backend, own: Reference) -> float:
-    """The largest gap between the logits of probes and the module's own."""
+    """The largest `relative_gap` between a backend's logits of probes and the module's own."""
     return max(relative_gap(tree_logits(backend, probe), logits) for probe, logits in own)
 
 
 @contextmanager
 def _extra_rounding(module: PreTrainedModel, unit: float) -> Iterator[None]:
-    """Change the inputs of all linear layers at random, by one unit in the last place at most.
+    """Context manager that changes the inputs of all linear layers at random, by at most `unit` of each number.
 
-    It shows how far the logits of this very model move when equal sums are rounded elsewhere. No constant does: that
-    grows with the depth, and a wrong layer may move the logits less in one model than rounding does in another.
+    So one sees how far the logits of this very model move when sums are rounded in other places. No constant tells
+    that: it grows with the depth, and a wrong layer may move logits less in one model than rounding does in another.
     """
     generator = torch.Generator(module.device).manual_seed(0)  # the user's own draws stay as they are
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 CONFIGURED = -1
-"""A `sliding_window` argument that leaves the window to the layer's config."""
+"""Value of `sliding_window` by which the layer's config decides."""
 
 
 class Span(NamedTuple):
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     chunk: int | None = None
 
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
-        """Bool: which keys a token does not attend to, given its position and theirs; not for one without limits."""
+        """Bool: which keys a token does not attend to, given its position and theirs; not for `EVERYTHING`."""
         if self.chunk is not None:
             return own // self.chunk != keys // self.chunk
         return own - keys >= (self.window or 0)
@@ -47,7 +47,7 @@ EVERYTHING = Span()
 
 
 def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
-    """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
+    """How far back a layer attends, by its config if it attends in chunks or passes on no `sliding_window`."""
     types = getattr(module.config, "layer_types", None)
     index = getattr(module, "layer_idx", None)  # none of Zamba's attention, which several layers share
     layer_type = "sliding_attention" if index is None or not types else types[index]
@@ -71,12 +71,12 @@ class LossyWindow(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that are kept."""
+        """Rows that a token attends to at most, and that are kept."""
         return self.sinks + self.size
 
     @property
     def slack(self) -> int:
-        """Rows beyond them from which on they are dropped: all at once, since the rows behind them have to be moved."""
+        """Rows in excess of `rows` at which all of these are dropped: rarely, since that moves all newer rows."""
         return max(self.size // 4, 1)
 
     def reaches(self, rows: int) -> bool:
@@ -89,14 +89,14 @@ class LossyWindow(NamedTuple):
 
 
 class WindowedRows:
-    """The committed rows of one text that a window has left.
+    """Counts and drops the committed rows of one text that its window has left behind.
 
     Args:
         window: decides which rows are dropped.
 
     Attributes:
         window: as given.
-        dropped: committed rows that were dropped, since no later token attends to them.
+        dropped: number of committed rows that were dropped.
     """
 
     def __init__(self, window: LossyWindow) -> None:
@@ -104,11 +104,11 @@ class WindowedRows:
         self.dropped = 0
 
     def drop(self, buffers: Sequence[Tensor], rows: int) -> int:
-        """Drop the rows that no later token attends to, once there are enough of them, and return how many were.
+        """Drop the rows that no later token attends to, once they exceed the slack; the number of rows dropped.
 
         Args:
-            buffers: `[slots, 1, heads, capacity, width]`; the rows behind the dropped ones move up.
-            rows: committed ones in them.
+            buffers: `[slots, 1, heads, capacity, width]`; newer rows move to where the dropped ones were.
+            rows: number of committed rows in the buffers.
         """
         window = self.window
         count = rows - window.rows

@@ -1,4 +1,4 @@
-"""Backends that run another one; `WindowedBackend` is that of `lossy_window`."""
+"""Backends that run another backend, among them that of `lossy_window`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from drafttree.models.segment import Output, Segment
 from drafttree.models.windows import LossyWindow, WindowedRows
 
 LONGEST_PASS = 512
-"""Tokens of a pass for which room is made beforehand: a part of a prompt."""
+"""Rows allocated beforehand for the largest pass, which reads a part of a prompt."""
 
 
 class WrappedBackend:

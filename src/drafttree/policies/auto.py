@@ -7,9 +7,9 @@ from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.base import TreePolicy, best_mask
 
 LATER_CHILDREN = 4
-"""Children of a node at most below the first level, where a node is seldom probable enough for as many."""
+"""Most children of a node below the first level, where nodes are seldom probable enough for more."""
 FLAT_CHILDREN = 2, 1
-"""Children of a node at most on the first level and below it, where a drafter is flat."""
+"""Most children of a node on the first level and below it, for a flat drafter."""
 
 
 class Auto(TreePolicy):
@@ -56,4 +56,4 @@ class Auto(TreePolicy):
             return layer.rank == 0
         if layer.logprobs.size <= self.budget:
             return None
-        return best_mask(layer.path_logprobs, layer.possible, self.budget)  # bounds the work where nothing narrows it
+        return best_mask(layer.path_logprobs, layer.possible, self.budget)  # bounds the work if nothing else limits it

@@ -1,11 +1,11 @@
 """A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
-It sees one text. Budget cuts and the next frontier are shared by all policies and lie in
-`drafttree.engine.tree_growth`, so a paper's method is a dozen lines that can be read beside the paper. Masks are numpy
-arrays: what a policy decides on is some hundred numbers on the host, and no operation on a device is as cheap.
+A policy sees one text. Budget cuts and the choice of the next frontier are the same for all policies
+(`drafttree.engine.tree_growth`), so a paper's method is a dozen lines that can be read beside the paper. Masks are
+numpy arrays: a policy decides on some hundred numbers, for which the host is cheaper than any device.
 
-A policy is a frozen pydantic model: its fields are the parameters, checked when it is made, and one object serves any
-number of requests. What it learns of one text is a state made by `init_state`, which the request carries.
+A policy is a frozen pydantic model. Its fields are the parameters, checked when it is made, and one object serves any
+number of requests. What it learns in a text is kept in a state from `init_state`, which belongs to the request.
 """
 
 import math
@@ -27,9 +27,9 @@ class TextContext:
 
     Attributes:
         costs: costs of the target and the drafter, None unless the policy `uses_costs`.
-        learned: the state with which the last text of this drafter, policy and verifier ended. It is None for the
-            first text, unless the policy `remembers`, and for verifiers whose draws depend on the drafts:
-            there a seed could not repeat a text that earlier texts have shaped.
+        learned: the state at the end of the last text with this drafter, policy and verifier. None for the first text,
+        for a policy whose `remembers` is false, and for verifiers whose draws depend on the drafts, since a seed could
+        not repeat a text that depends on earlier texts.
     """
 
     costs: CostCurve | None = None
@@ -41,7 +41,7 @@ class RoundOutcome:
     """The outcome of a round of one text.
 
     Attributes:
-        tree: the tree that was verified; a root alone where nothing was drafted.
+        tree: the tree that was verified; a root alone if nothing was drafted.
         path: accepted nodes, the root first.
     """
 
@@ -60,19 +60,19 @@ class RoundOutcome:
 
 
 class TreePolicy(BaseModel):
-    """Base of all tree policies; subclasses override `keep` and, where they need to, the other hooks.
+    """Base of all tree policies; subclasses override `keep` and, as needed, the other hooks.
 
     Attributes:
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child. A class attribute or a property.
         reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
         presets: parameters by the name of a setting, such as that of a paper: `dynatree:paper,budget=64`.
-        uses_costs: whether costs, which have to be measured, narrow its trees in texts that are written alone too; they
-            are told to the policy by a `TextContext`.
+        uses_costs: whether measured costs limit its trees, even in texts that are written alone; the policy gets them
+            in a `TextContext`.
         budget: nodes of the tree at most, the root included.
 
     Raises:
-        ConfigError: a parameter does not exist or its value is out of range.
+        ConfigError: If a parameter does not exist or its value is out of range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -109,19 +109,19 @@ class TreePolicy(BaseModel):
 
     @property
     def learns(self) -> bool:
-        """Whether it takes note of rounds."""
+        """Whether its state depends on earlier rounds."""
         return type(self).observe is not TreePolicy.observe
 
     @property
     def remembers(self) -> bool:
-        """Whether a text begins with what the last one has learned; by default where costs are weighed."""
+        """Whether a text begins with the state in which the last one ended; by default if the policy uses costs."""
         return self.uses_costs
 
     def form_for(self, proposal: Proposal, *, chain: bool) -> "TreePolicy | None":
-        """The policy in the form in which it grows trees for a kind of verifier, None where it has none.
+        """The form of the policy that grows trees for a kind of verifier, None if there is none.
 
-        A tree whose children are drawn keeps every drawn node, so a policy that drops nodes in the end has no such form
-        unless it has another one, whose limits are fixed before the draws.
+        A tree must keep every child that was drawn. So a policy that drops nodes at the end has no form for drawn
+        trees, unless it has another one whose limits are fixed before the draws.
 
         Args:
             proposal: how the children of the trees are chosen.
@@ -142,12 +142,12 @@ class TreePolicy(BaseModel):
         """The state of a text before its first round; None for a policy that learns nothing."""
 
     def wants_draft(self, state: Any, session: object) -> bool:
-        """Whether to draft in a text's next round; without, the drafter is not asked and the round is a plain one.
+        """Whether to draft in a text's next round; if not, the drafter is not asked, and one token is decoded.
 
         Args:
             state: the text's state.
-            session: the drafter's; one that can tell without a draft pass how many tokens it expects to have accepted
-                says so by an attribute `expected_accepted`, which is None in rounds for which it cannot.
+            session: the drafter's session. If it can estimate the accepted tokens without a draft pass, it has an
+                attribute `expected_accepted`, None in rounds in which it cannot.
         """
         return True
 
@@ -156,20 +156,20 @@ class TreePolicy(BaseModel):
         raise NotImplementedError
 
     def expand(self, layer: Layer) -> Array | None:
-        """Bool as of `keep`: which kept candidates are expanded; None for all of them."""
+        """Bool of a shape as for `keep`: which kept candidates are expanded; None for all of them."""
 
     def score(self, layer: Layer) -> Array:
-        """`[frontier, candidates]` what budget cuts and re-ranking order by; never above the parent's."""
+        """`[frontier, candidates]` scores by which budget cuts and re-ranking choose; never above the parent's."""
         return layer.path_logprobs
 
     def label(self, layer: Layer) -> Array | None:
-        """Int64 `[frontier, candidates]` to hand down to the kept candidates, or None."""
+        """Int64 `[frontier, candidates]` labels, which come back in `Layer.labels` for the kept candidates; or None."""
 
     def stop(self, tree: DraftTree, frontier: Array) -> bool | None:
         """Whether the tree ends here; None for no.
 
         Args:
-            tree: the tree so far, to look at.
+            tree: the tree so far; it cannot be changed.
             frontier: `[width]` path log-probabilities of the nodes to expand next.
         """
 
@@ -179,9 +179,9 @@ class TreePolicy(BaseModel):
 
 
 def creation_scores(layer: Layer) -> Array:
-    """Scores by which a budget cut keeps the first candidates of a level: all are equal.
+    """Equal scores, by which a budget cut keeps the first candidates of a level.
 
-    Candidates stand in the order in which a loop over the frontier would make them, siblings by rank.
+    Candidates are in the order in which a loop over the frontier would make them, siblings by rank.
     """
     return np.zeros_like(layer.path_logprobs)
 
@@ -193,15 +193,15 @@ def best_mask(scores: Array, among: Array, count: int) -> Array:
 
     Args:
         scores: an array of any shape.
-        among: bool of the same shape.
-        count: how many to take at most; all of `among` where it holds fewer.
+        among: bool of the same shape: which may be taken.
+        count: most to take; all of `among` if these are fewer.
     """
     if not 0 < count < scores.size:
         return among & (count > 0)
     ranked_scores = np.where(among, scores, -math.inf).reshape(-1)
     threshold = np.partition(ranked_scores, ranked_scores.size - count)[ranked_scores.size - count]
     mask = ranked_scores >= threshold
-    if np.count_nonzero(mask) > count:  # among those that tie for the last places the first ones stay
+    if np.count_nonzero(mask) > count:  # of those that tie for the last places, the first ones stay
         winners = ranked_scores > threshold
         ties = np.flatnonzero(mask & ~winners)
         mask[ties[count - np.count_nonzero(winners) :]] = False

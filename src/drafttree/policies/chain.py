@@ -24,7 +24,7 @@ class Chain(TreePolicy):
 
     @property
     def is_chain(self) -> bool:
-        return type(self) is Chain  # who derives from it may keep and expand in another way
+        return type(self) is Chain  # a subclass may keep and expand in another way
 
     def candidates(self, depth: int) -> int:
         return 1

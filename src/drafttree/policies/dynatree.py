@@ -10,11 +10,11 @@ from drafttree.core.tree import Layer
 from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, creation_scores
 
 FEWEST_TEXTS = 5
-"""Texts before the authors' code adapts, unless the window is shorter."""
+"""Texts after which the authors' code begins to adapt, unless the window is shorter."""
 DEAD_BAND = 0.1
 """Distance from the wanted share up to which the authors' code changes nothing."""
 DEEP_STEP = 0.05
-"""What the authors' code moves rho_deep by."""
+"""Step by which the authors' code moves rho_deep."""
 DEPTH_FLOOR, HIGH_RANGE, DEEP_RANGE = 2, (0.5, 0.95), (0.3, 0.8)
 """Bounds of what the authors' code adapts: D0, tau_h and rho_deep."""
 
@@ -113,7 +113,7 @@ class DynaTree(TreePolicy):
     def init_state(self, context: TextContext) -> DynaTreeState:
         if not self.remembers or context.learned is None:
             return DynaTreeState(self.base_depth, self.high, self.deep_above)
-        learned_state: DynaTreeState = context.learned  # the rest is the rule of the authors' code, between two texts
+        learned_state: DynaTreeState = context.learned  # from here on: the authors' rule, between two texts
         if not learned_state.rounds:
             return learned_state
         share = learned_state.tokens / (learned_state.rounds * (self.base_depth + 2))

@@ -23,7 +23,7 @@ SHIPPED = {
     "vicuna-13b-stage2": "10 0:10 1:4 2:2 3:1 4:1 5:1 "
     "0.0:10 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:3 1.1:1 2.0:1 3.0:1 0.0.0:4 0.0.1:2 0.0.2:1 0.1.0:1 1.0.0:1",
 }
-"""Trees by the number of children of each node: the root's, then path:number."""
+"""Trees as numbers of children: the root's, then path:number for each other node that has any."""
 
 
 class Template(TreePolicy):
@@ -79,7 +79,7 @@ class Template(TreePolicy):
         return self._of(layer, self._tables.expanded)
 
     def _of(self, layer: Layer, table: Array) -> Array:
-        """The rows of a table that are about the nodes of the frontier."""
+        """The rows of a table for the nodes of the frontier."""
         rows = table[:1] if layer.labels is None else table.take(layer.labels, axis=0)
         return rows[:, : layer.logprobs.shape[1]]
 
@@ -95,14 +95,15 @@ class Template(TreePolicy):
 
 @dataclass(eq=False)
 class _Tables:
-    """What a template says of each rank of the children of each path, `[1 + paths, children]`, the root's first.
+    """A template's decisions by path, the root's first, and child rank, `[1 + paths, children]`.
 
-    Policies are compared with what they keep, so it is no tuple: arrays compare to arrays.
+    Policies are compared by all they hold, so this is no tuple: comparing its arrays would give arrays.
+
 
     Attributes:
-        children: the index of the child; -1 for none.
-        kept: whether there is one.
-        expanded: whether it has children.
+        children: the index of the child in the list of paths; -1 for none.
+        kept: whether there is such a child.
+        expanded: whether that child has children.
     """
 
     children: Array

@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.core.candidates import Candidates
-from drafttree.core.lazy import Array, Tensor, torch
+from drafttree.core.lazy import Array, Tensor, np, torch
 from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
@@ -38,7 +38,7 @@ class Coupled(Verifier):
         return candidates._replace(logits=logits)
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
-        if logits.is_cpu and not self.sampling.truncates:
+        if logits.is_cpu and type(self.sampling) is Sampling and not self.sampling.truncates:
             return walk(tree, best_tokens(logits, lambda node, row: self._noisy(row, tree.depths[node], randomness)))
         levels = [randomness.gumbel(depth) for depth in range(1, tree.depths[-1] + 2)]
         noise = levels[0] if tree.size == 1 else torch.stack([levels[depth] for depth in tree.depths])
@@ -46,4 +46,6 @@ class Coupled(Verifier):
 
     def _noisy(self, row: Array, depth: int, randomness: Randomness) -> Array:
         """A row's logits with the noise of the token behind it, in the bits that torch gives."""
-        return row / self.sampling.temperature + randomness.gumbel(depth + 1).numpy()
+        noise = randomness.gumbel(depth + 1).numpy()
+        with np.errstate(over="ignore"):  # what a processor has put below all numbers is as impossible
+            return row / self.sampling.temperature + noise

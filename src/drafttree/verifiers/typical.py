@@ -1,6 +1,8 @@
 import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from drafttree.core.lazy import Tensor
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView
 
@@ -20,22 +22,42 @@ class LossyTypical(SamplingVerifier):
     alpha: ClassVar[float] = 0.3
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
+        path = _longest_path(view.children, self._accepted(view))
+        return path, int(view.target(path[-1]).argmax())
+
+    def _accepted(self, view: TreeView) -> dict[int, float]:
+        """The target's log-probability, given its parent, of every node that is probable enough."""
         inner_nodes = [node for node, children in enumerate(view.children) if children]
-        rows = {node: view.target(node) for node in inner_nodes}
-        entropies = [-(row * (row + 1e-5).log()).sum() for row in rows.values()]
-        drafted_probs = {child: rows[node][view.tokens[child]] for node in inner_nodes for child in view.children[node]}
+        entropies = list[Tensor]()
+        drafted_probs = dict[int, Tensor]()
+        for node in inner_nodes:
+            row = view.target(node)
+            entropies.append(-(row * (row + 1e-5).log()).sum())
+            drafted_probs |= {child: row[view.tokens[child]] for child in view.children[node]}
         numbers = view.read([*entropies, *drafted_probs.values()])
-        threshold = {
-            node: math.log(min(self.epsilon, self.alpha * math.exp(-entropy)))
-            for node, entropy in zip(inner_nodes, numbers, strict=False)
-        }
-        chances = zip(drafted_probs, numbers[len(inner_nodes) :], strict=True)
-        logprob = {child: math.log(chance) if chance else -math.inf for child, chance in chances}
-        best_candidate: tuple[list[int], float] = ([0], 0.0)
-        stack = [best_candidate]
-        while stack:
-            path, likelihood = stack.pop()
-            best_candidate = max(best_candidate, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
-            accepted = (child for child in reversed(view.children[path[-1]]) if logprob[child] > threshold[path[-1]])
-            stack += [([*path, child], likelihood + logprob[child]) for child in accepted]
-        return best_candidate[0], int(view.target(best_candidate[0][-1]).argmax())
+        probs = dict(zip(drafted_probs, numbers[len(inner_nodes) :], strict=True))
+        accepted = dict[int, float]()
+        for node, entropy in zip(inner_nodes, numbers, strict=False):
+            threshold = math.log(min(self.epsilon, self.alpha * math.exp(-entropy)))
+            for child in view.children[node]:
+                logprob = math.log(probs[child]) if probs[child] else -math.inf
+                if logprob > threshold:
+                    accepted[child] = logprob
+        return accepted
+
+
+def _longest_path(children: Sequence[Sequence[int]], accepted: Mapping[int, float]) -> list[int]:
+    """The longest path of accepted nodes, the likeliest of several.
+
+    Args:
+        children: per node, its children.
+        accepted: the log-probability of every accepted node given its parent.
+    """
+    best_candidate: tuple[list[int], float] = ([0], 0.0)
+    stack = [best_candidate]
+    while stack:
+        path, likelihood = stack.pop()
+        best_candidate = max(best_candidate, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
+        next_nodes = [child for child in reversed(children[path[-1]]) if child in accepted]
+        stack += [([*path, child], likelihood + accepted[child]) for child in next_nodes]
+    return best_candidate[0]

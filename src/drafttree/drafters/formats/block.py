@@ -57,17 +57,17 @@ RENAMED = {
     "candidate_selector.": "markov_head.",
     "mask_embedding.weight": OWN_MASK,
 }
-"""What SpecForge's DSpark, transformers' assistants and DFlash2 call otherwise."""
+"""Our beginnings of names, by those of SpecForge's DSpark, transformers' assistants and DFlash2."""
 LEFT_OUT = r"verifier_norm\.|confidence_head\.|rotary_emb\."
-"""What is only trained with, or, as the confidence head, not used."""
+"""Tensors that only training needs, and the confidence head, which is not used."""
 USUAL = {"is_neox_style": True, "rope_is_neox_style": True, "use_gemma_norm": False}
-"""Fields that SGLang and vLLM know, with the only values that are run."""
+"""Fields of SGLang and vLLM, and the only values that are run."""
 ASSISTANTS = ("muse_glimmer_assistant",)
 """Model types of transformers that are block drafters."""
 
 
 class BlockParts(Labels):
-    """Where further fields are."""
+    """Fields of a config.json, and objects in it that hold further ones."""
 
     transformer_layer_config: Object
     dflash_config: Object
@@ -115,7 +115,7 @@ class BlockFields(Labels):
     def of_file(cls, config: Mapping[str, Any]) -> tuple["BlockFields", DecoderLayers]:
         """All fields of a config.json: its own, those in `dflash_config`, and those of its decoder layers.
 
-        Layers have a window where `layer_types` says so or, where it names none, all with `use_swa` (MiMo).
+        Layers have a window if `layer_types` says so; if it names no such layer, all have one with `use_swa` (MiMo).
         transformers leaves out fields that have their defaults, and its window reaches one token farther back.
         """
         top_fields = BlockParts.read(config)
@@ -147,11 +147,11 @@ class BlockFields(Labels):
         return fields, DecoderLayers.read(options)
 
     def states_read(self) -> tuple[int, ...]:
-        """The hidden states of the target that are read: numbers as such, or outputs of layers, one less.
+        """The numbers of the target's hidden states that are read, counted as transformers counts `hidden_states`.
 
-        speculators (`aux_hidden_state_layer_ids`) counts as transformers' `hidden_states`; z-lab, DeepSpec and
-        transformers (`target_layer_ids`) name layers whose outputs are read, -1 for the embeddings. z-lab's code
-        spreads them over the target where it is told none.
+        speculators' `aux_hidden_state_layer_ids` are such numbers. The `target_layer_ids` of z-lab, DeepSpec and
+        transformers are one less: they number the layers whose outputs are read, with -1 for the embeddings. If a file
+        names none, they are spread over the target as by z-lab's code.
         """
         if self.aux_hidden_state_layer_ids:
             return tuple(self.aux_hidden_state_layer_ids)
@@ -167,10 +167,31 @@ class BlockFields(Labels):
             return (depth // 2 + 1,)
         return tuple(round(1 + index * (depth - 4) / (count - 1)) + 1 for index in range(count))
 
-    def transition(self, tensors: Mapping[str, Tensor], vocab: int) -> tuple[str | None, int, int]:
-        """The kind of the transition, its rank, and the candidates of a level; None without.
+    def mask_token(self, vocab: int) -> int:
+        """The id of the mask token, which stands for tokens to be drafted.
 
-        speculators leaves kind and rank out where they have their defaults; the tensors tell them.
+        Raises:
+            ModelError: If the file gives none, or the vocabulary does not have it.
+        """
+        mask_token = self.mask_token_id
+        if mask_token is None or mask_token >= vocab:
+            raise ModelError(
+                f"config.json gives mask_token_id as {mask_token}; it must be one of {vocab} token ids, the one the "
+                "drafter was trained with"
+            )
+        return mask_token
+
+    def drafts_from_root(self) -> bool:
+        """Whether the root's row drafts the first level; if the file does not say, it does for DSpark."""
+        if self.sample_from_anchor is not None:
+            return self.sample_from_anchor
+        names = [*self.architectures, self.projector_type, self.speculators_model_type]
+        return any("dspark" in name.lower() for name in names)
+
+    def transition(self, tensors: Mapping[str, Tensor], vocab: int) -> tuple[str | None, int, int]:
+        """The kind of the transition, None if there is none, its rank, and its candidates per level, 0 for all.
+
+        speculators leaves out a kind and rank that are its defaults; then the tensors tell them.
         """
         if self.selector_rank:
             if self.selector_top_k is None:
@@ -182,15 +203,12 @@ class BlockFields(Labels):
             return SELECTOR, self.selector_rank, self.selector_top_k
         table = tensors.get("markov_head.markov_w1.weight")
         table_rank = table.shape[-1] if table is not None and table.ndim else 0
-        projections = {"joint_proj": "rnn", "gate_proj": "gated"}
-        default_type = next(
-            (
-                head_type
-                for projection, head_type in projections.items()
-                if f"markov_head.{projection}.weight" in tensors
-            ),
-            "vanilla",
-        )
+        if "markov_head.joint_proj.weight" in tensors:
+            default_type = "rnn"
+        elif "markov_head.gate_proj.weight" in tensors:
+            default_type = "gated"
+        else:
+            default_type = "vanilla"
         rank = self.markov_rank or table_rank
         head_type = self.markov_head_type or default_type
         if rank and head_type not in TRANSITIONS:
@@ -202,9 +220,9 @@ class BlockFields(Labels):
     def causal_layers(self, layer: Qwen3Config) -> tuple[bool, ...]:
         """Whether each layer is causal within a block.
 
-        What a file says of all layers holds: vLLM's `is_causal` first, then `causal`, as JetFlow's do. Where nothing is
-        said, layers without a window are not, and those with one depend on who has written the file, as the masks they
-        were trained with do:
+        If the file has a field for all layers, it decides: vLLM's `is_causal`, else `causal` or `causal_head`, as in
+        JetFlow's files. Otherwise layers without a window are not causal; those with one are as they were trained,
+        which depends on who wrote the file:
 
         - transformers' assistants and those of `use_swa` (MiMo): not causal;
         - speculators: causal but for `sliding_window_non_causal`, which DFlash2 has unless it says otherwise;
@@ -223,7 +241,7 @@ class BlockFields(Labels):
 def parse(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[BlockLayers]:
-    """A block drafter of any of these formats; the target is not looked at."""
+    """Read a block drafter of any of these formats; the target is not looked at."""
     if not config:
         raise ModelError("config.json is missing or empty; a block drafter needs the one it was published with")
     fields, described = BlockFields.of_file(config)
@@ -265,31 +283,26 @@ def public_config(config: BlockConfig, layer_ids: Sequence[int]) -> dict[str, An
 
 
 def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str, Tensor], states: int) -> BlockConfig:
-    """The configuration of a block drafter that reads so many hidden states."""
+    """The configuration of a block drafter that reads `states` hidden states of the target."""
     layer = described.config(tensors, max(fields.num_hidden_layers or 0, counts(r"layers\.(\d+)\.", tensors)[0]))
     if not isinstance(layer, Qwen3Config):
         raise ModelError(
             "the decoder layers have no q and k norms; drafttree runs block drafters with layers of Qwen 3"
         )
-    if unusual_field := next((name for name, value in USUAL.items() if getattr(fields, name) is not value), None):
-        raise ModelError(f"config.json gives {unusual_field} as {not USUAL[unusual_field]}, which is not run; {ADVICE}")
+    for name, usual_value in USUAL.items():
+        if getattr(fields, name) is not usual_value:
+            raise ModelError(f"config.json gives {name} as {not usual_value}, which is not run; {ADVICE}")
     vocab = described.vocab_size
     hidden_size = described.hidden_size
     block = fields.block_size
-    mask = fields.mask_token_id
-    if mask is None or mask >= vocab:
-        raise ModelError(
-            f"config.json gives mask_token_id as {mask}; it must be one of {vocab} token ids, the one the drafter was "
-            "trained with"
-        )
-    names = [*fields.architectures, fields.projector_type, fields.speculators_model_type]
-    from_root = fields.sample_from_anchor
-    from_root = any("dspark" in name.lower() for name in names) if from_root is None else from_root
+    mask_token = fields.mask_token(vocab)
+    from_root = fields.drafts_from_root()
     if block < 2 and not from_root:
         raise ModelError(f"config.json gives block_size as {block}; the first row drafts nothing, so it is at least 2")
-    if hidden_size % (group := fields.conv_group_size):
+    if hidden_size % fields.conv_group_size:
         raise ModelError(
-            f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden_size}"
+            f"config.json gives conv_group_size as {fields.conv_group_size}, which does not divide a width of "
+            f"{hidden_size}"
         )
     head_type, rank, candidates = fields.transition(tensors, vocab)
     fusion_weight = tensors.get("fc.weight")
@@ -301,7 +314,7 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         target_hidden=fields.target_hidden_size or state_width or hidden_size,
         states=states,
         block=block,
-        mask_token=mask,
+        mask_token=mask_token,
         levels=block if from_root else block - 1,
         from_root=from_root or fields.draft_shift,
         causal=fields.causal_layers(layer),
@@ -312,7 +325,7 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         rank=rank,
         candidates=candidates,
         convolution=fields.conv_kernel_size,
-        group=group,
+        group=fields.conv_group_size,
         input_scale=float(fields.input_embedding_scale),
         output_scale=float(fields.output_multiplier),
         softcap=fields.final_logit_softcapping,
@@ -320,7 +333,7 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
 
 
 def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
-    """What is the target's is scaled and bounded as the target does it."""
+    """Make the drafter; what it borrows is scaled and bounded as in the target."""
     block = found.heads
     borrowed = found.borrowed()
     if EMBEDDING in borrowed:

@@ -1,7 +1,7 @@
 """Drafter files: their configuration and their tensors, read without running anything in them.
 
-Heads are published as safetensors and as pickles, alone or in shards. Weights in FP8 are multiplied by their scales as
-they are read: DeepSeek publishes a scale for every block of a weight, `weight_scale_inv`; compressed-tensors one for
+Heads are published as safetensors or pickles, in one file or in shards. Weights in FP8 are multiplied by their scales
+as they are read: DeepSeek publishes a scale for every block of a weight, `weight_scale_inv`; compressed-tensors one for
 the whole weight or for each of its rows, `weight_scale`.
 """
 
@@ -29,25 +29,25 @@ HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
 """Files of heads alone, such as medusa_lm_head.pt, as patterns."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
 MASK_FILE = "mask_embedding.pt"
-"""What MiMo has beside the weights of a block drafter: the embedding of its mask token."""
+"""MiMo's file beside the weights of a block drafter, with the embedding of its mask token."""
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
 FP8 = torch.float8_e4m3fn
 SCALES = ("_scale_inv", "_scale")
-"""What the names of scales add to those of weights."""
+"""Endings that names of scales add to those of their weights."""
 BlockSize = Annotated[list[Size], Field(min_length=2, max_length=2), must_be("two positive integers")]
 PACKED = re.compile(r".*\.(qweight|qzeros|g_idx|weight_packed|weight\.absmax)$")
-"""Parts of weights that GPTQ, AWQ, compressed-tensors and bitsandbytes pack."""
+"""Tensors that are parts of weights packed by GPTQ, AWQ, compressed-tensors or bitsandbytes."""
 
 
 class MaskFields(Fields):
-    """Where the mask token of a block drafter is named."""
+    """The fields that name a block drafter's mask token."""
 
     dflash_config: Object
     mask_token_id: Any = None
 
 
 class Quantization(Fields):
-    """How weights are quantised; a size is that of blocks with a scale each."""
+    """How weights are quantised; `weight_block_size` is the size of blocks with one scale each."""
 
     quant_method: Any = ""
     format: Any = ""
@@ -55,23 +55,23 @@ class Quantization(Fields):
 
 
 class QuantizationFields(Fields):
-    """The field about it."""
+    """The field about quantisation."""
 
     quantization_config: Quantization = Quantization()
 
 
 def read_config(folder: Path) -> dict:
-    """The contents of `config.json`, empty where there is none.
+    """The contents of `config.json`, empty if there is none.
 
     Raises:
-        ModelError: the file holds no JSON object.
+        ModelError: If the file holds no JSON object.
     """
     path = Path(folder) / "config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """The names of all tensors of a folder, the tensors themselves unread where the format allows it."""
+    """The names of all tensors of a folder; the tensors are not read if the format allows it."""
     if index := _index(Path(folder)):
         return set(_weight_map(index))
     (path,) = weight_files(folder)
@@ -89,7 +89,7 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
         wanted: the names of those to read, None for all; files without any are not opened.
 
     Raises:
-        ModelError: there are no weights, a file is missing, truncated, or holds anything but tensors.
+        ModelError: If there are no weights, or a file is missing, truncated, or holds anything but tensors.
     """
     index = _index(Path(folder))
     tensors = dict[str, Tensor]()
@@ -145,7 +145,7 @@ def _index(folder: Path) -> Path | None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """File by tensor name."""
+    """The name of each tensor's file."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict:
     """The object in a JSON file.
 
     Raises:
-        ModelError: there is none.
+        ModelError: If the file cannot be read or holds no object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tensor]]]:
-    """The names of a file's tensors, and what reads one of them."""
+    """Context manager: the names of a file's tensors, and a function that reads one of them."""
     if path.suffix != ".safetensors":
         tensors = _read_pickle(path)
         yield tensors, tensors.__getitem__
@@ -205,7 +205,7 @@ def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
 
 
 def _unpickled(path: Path) -> Any:
-    """What is in a pickle, its tensors mapped from the file where it is in torch's present format."""
+    """The contents of a pickle; its tensors are mapped from the file if it has torch's present format."""
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
@@ -231,11 +231,11 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         "a quantised tensor": lambda tensor: tensor.is_quantized,
         "a tensor without values": lambda tensor: tensor.is_meta,
     }
-    phrases = (
-        (name, next((phrase for phrase, holds in predicates.items() if holds(tensor)), ""))
-        for name, tensor in content.items()
-    )
-    if unreadable := [f"{name!r} as {phrase}" for name, phrase in phrases if phrase]:
+    unreadable = list[str]()
+    for name, tensor in content.items():
+        if phrase := next((phrase for phrase, holds in predicates.items() if holds(tensor)), ""):
+            unreadable.append(f"{name!r} as {phrase}")
+    if unreadable:
         raise ModelError(f"{path} holds {few(unreadable)}; save its values as an ordinary dense tensor")
     return content
 
@@ -260,24 +260,24 @@ def read_weights(
     wanted: Collection[str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """What `read_tensors` reads, weights in FP8 as numbers of another dtype; without a config that is read as well.
+    """`read_tensors`, with weights in FP8 as numbers of `dtype`; if `config` is None, it is read too.
 
     Raises:
-        ModelError: as `read_tensors`; scales are missing or misshapen, or weights are quantised otherwise.
+        ModelError: As by `read_tensors`; if scales are missing or misshapen; if weights are quantised in another way.
     """
     return dequantised(read_tensors(folder, wanted), read_config(folder) if config is None else config, dtype)
 
 
 def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors with their weights in FP8 multiplied out, and without the scales of these.
+    """Tensors with weights in FP8 multiplied by their scales, and without these scales.
 
     Args:
         tensors: by name.
-        config: `config.json` beside them.
-        dtype: of the weights that were in FP8; the other tensors are as they were.
+        config: contents of the `config.json` beside them.
+        dtype: dtype of the weights that were in FP8; the other tensors stay as they are.
 
     Raises:
-        ModelError: as in `read_weights`.
+        ModelError: As by `read_weights`.
     """
     settings = QuantizationFields.read(config).quantization_config
     integer_names = (name for name, tensor in tensors.items() if not tensor.is_floating_point())
@@ -296,7 +296,7 @@ def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype:
             if scale is None:
                 raise ModelError(f"{name} is in FP8, and {name}_scale_inv or {name}_scale is missing")
             plain_tensors[name] = _multiplied(name, weight, scale, block).to(dtype)
-            # the scales of rounded activations, which are none here
+            # the scale of quantised activations; here they are not quantised
             plain_tensors.pop(f"{name.rpartition('.')[0]}.input_scale", None)
     return plain_tensors
 

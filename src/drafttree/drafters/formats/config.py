@@ -1,4 +1,4 @@
-"""What is read of a config.json: pydantic models of the fields, and the decoder layers that they describe."""
+"""The fields that are read of a config.json, as pydantic models, and the decoder layers that they describe."""
 
 import math
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from drafttree.drafters.formats.format import ADVICE, SIZES, usual_rows
 
 ATTENTION = "layers.0.self_attn."
 ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings of one table: those that change with the length would turn a tree's rows differently."""
+"""Rotary embeddings that do not change with the text's length: others would rotate rows of one tree differently."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def must_be(words: LiteralString) -> WrapValidator:
-    """What a message says that a field must be."""
+    """A validator for a field, whose message says what the field must be."""
 
     def checked(value: Any, check: Any) -> Any:
         try:
@@ -42,16 +42,16 @@ Text = Annotated[str, must_be("a string")]
 Texts = Annotated[list[str], Field(default_factory=list), must_be("a list of strings")]
 Layers = Annotated[list[int], Field(default_factory=list), must_be("a list of layers")]
 Object = Annotated[dict[str, Any], Field(default_factory=dict), must_be("an object")]
-"""Lists and objects are empty where they are not there."""
+"""Lists and objects that a file does not have are empty."""
 
 
 def absent(name: object) -> ModelError:
-    """A size that a head cannot do without is not there."""
+    """The error for a missing size that a head cannot do without."""
     return ModelError(f"config.json gives no {name}; it must be the size the head was trained with")
 
 
 class Fields(BaseModel):
-    """Some fields of a config.json; null is as good as nothing, and other fields are left alone."""
+    """Base of models of some fields of a config.json; null counts as missing, and other fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -65,7 +65,7 @@ class Fields(BaseModel):
         """The fields of a config.json.
 
         Raises:
-            ModelError: one is not what it must be, and the message has its name and value; or it is missing.
+            ModelError: If a field is missing or is not what it must be; the message has its name and value.
         """
         try:
             return cls.model_validate(dict(raw))
@@ -79,7 +79,7 @@ class Fields(BaseModel):
 
 
 class Labels(Fields):
-    """What a file says that it is."""
+    """Fields that name the kind of model."""
 
     architectures: Texts
     speculators_model_type: Text = ""
@@ -94,13 +94,13 @@ class TargetSizes(Fields):
     base_num_hidden_layers: Size | None = None
 
     def made_for(self, told: Mapping[str, int | None]) -> dict[str, int]:
-        """The sizes by their names in messages: those that are said, else those that the tensors tell."""
+        """The sizes by their names in messages: from the fields, else from `told`, which the tensors tell."""
         sizes = {name: getattr(self, field) or told.get(name) for name, field in SIZES.items()}
         return {name: size for name, size in sizes.items() if size}
 
 
 class Rope(Fields):
-    """Parameters of a rotary embedding, of which transformers may know others."""
+    """Parameters of a rotary embedding; further ones are handed on to transformers."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -114,7 +114,7 @@ class Rope(Fields):
 
 
 class DecoderLayers(Fields):
-    """The fields that are about a head's decoder layers, in every format."""
+    """The fields about a head's decoder layers, the same in every format."""
 
     hidden_size: Size
     vocab_size: Size
@@ -135,9 +135,9 @@ class DecoderLayers(Fields):
     rope_theta: Number = 10000.0
 
     def config(self, tensors: Mapping[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
-        """The configuration of so many layers; Qwen3's are recognised by their q and k norms.
+        """The configuration of `layers` decoder layers; Qwen3's are recognised by their q and k norms.
 
-        The tensors, with those of the first layer under `layers.0.`, tell what the fields do not.
+        The tensors, of which `layers.0.` are the first layer's, tell what the fields do not.
         """
         if f"{ATTENTION}kv_a_proj_with_mqa.weight" in tensors:
             raise ModelError(
@@ -191,7 +191,7 @@ class DecoderLayers(Fields):
     def _windows(self, layers: int) -> dict[str, Any]:
         """The sliding window, as fields of a transformers configuration.
 
-        Without `layer_types` all layers from `max_window_layers` on have it, as in Qwen's configurations.
+        Without `layer_types`, all layers from `max_window_layers` on have it, as in Qwen's configurations.
         """
         window = self.sliding_window
         first_layer = self.max_window_layers
@@ -232,11 +232,11 @@ def written_layers(layer: Any) -> dict[str, Any]:
 
 
 class Parts(Fields):
-    """The parts of a model that has several."""
+    """The field with the language part of a model that has several parts."""
 
     text_config: Object
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a model's language part, which are its own where it has no other part."""
+    """The fields of a model's language part; all fields if it has no other part."""
     return Parts.read(config).text_config or config

@@ -72,7 +72,7 @@ class Eagle3Fields(Fields):
         return SPECFORGE in self.architectures
 
     def format(self, first: bool) -> str:
-        """Whose format a checkpoint is in, whose first layer is called `layers.0.` or not."""
+        """The name of a checkpoint's format; `first` tells whether its first layer is called `layers.0.`."""
         if self.target_layer_ids:
             return "DeepSpec"
         if "transformer_layer_config" in self.model_fields_set or first:
@@ -83,7 +83,8 @@ class Eagle3Fields(Fields):
         return "SpecForge" if ours else "SafeAILab"
 
     def states_read(self, nested: "Eagle3Fields") -> tuple[int, ...] | None:
-        """The target's hidden states that are read by these fields and those in `eagle_config`, None for the default.
+        """The target's hidden states that the head reads by all fields, `nested` in `eagle_config`; None for the
+        default.
 
         States are counted as transformers counts `hidden_states`: number i is the input of layer i. At the top of the
         configuration `eagle_aux_hidden_state_layer_ids` are such numbers: vLLM (`LlamaModel.forward`) keeps the
@@ -93,7 +94,7 @@ class Eagle3Fields(Fields):
         `aux_hidden_states_layer_ids`. An empty list stands for the default.
 
         Raises:
-            ModelError: the fields name different states.
+            ModelError: If the fields name different states.
         """
         name = "eagle_aux_hidden_state_layer_ids"
         states_by_field = {
@@ -107,6 +108,17 @@ class Eagle3Fields(Fields):
             meanings = " and ".join(f"{field} means {list(states)}" for field, states in named_states.items())
             raise ModelError(f"config.json names different hidden states of the target: {meanings}; leave one of them")
         return next(iter(named_states.values()), None)
+
+    def target_depth(self) -> int | None:
+        """The target's number of layers, None if the fields do not tell.
+
+        `eagle_aux_hidden_state_layer_ids` tell it too, if they are vLLM's default for L layers: 2, L/2 and L - 3.
+        """
+        depth = self.target_num_hidden_layers or self.num_target_layers
+        layer_ids = self.eagle_aux_hidden_state_layer_ids
+        if layer_ids and depth is None and layer_ids[:2] == [2, (layer_ids[-1] + 3) // 2]:
+            return layer_ids[-1] + 3
+        return depth
 
     def normed_output(self) -> bool:
         """Whether the state after the final norm is what the next level reads ("norm_output", EAGLE-3.1).
@@ -138,21 +150,45 @@ class Eagle3Fields(Fields):
 
 
 def parse(
-    found: Mapping[str, Tensor], raw: Mapping[str, Any], target: PreTrainedModel | None = None
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[Eagle3Head]:
-    """A head of any of these formats; the target is not looked at."""
-    if not raw:
+    """Read a head of any of these formats; the target is not looked at."""
+    if not config:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
-    fields = Eagle3Fields.read(raw)
+    fields = Eagle3Fields.read(config)
     nested = Eagle3Fields.read(fields.eagle_config)
     options = Eagle3Fields.read({**fields.eagle_config, **fields.model_dump(exclude_unset=True)})
-    described = DecoderLayers.read(fields.transformer_layer_config or raw)
-    tensors, spelled = renamed(found, {FIRST_ELSEWHERE: FIRST}, r".*\.inv_freq$")
-    has_layer_0 = any(spelled(name).endswith(name) for name in tensors if name.startswith(FIRST))
-    if fields.tie_word_embeddings and EMBEDDING in tensors:
-        tensors.setdefault(HEAD, tensors[EMBEDDING])
-    add_output_biases(tensors)
+    described = DecoderLayers.read(fields.transformer_layer_config or config)
+    head_tensors, spelled = renamed(tensors, {FIRST_ELSEWHERE: FIRST}, r".*\.inv_freq$")
+    has_layer_0 = any(spelled(name).endswith(name) for name in head_tensors if name.startswith(FIRST))
+    if fields.tie_word_embeddings and EMBEDDING in head_tensors:
+        head_tensors.setdefault(HEAD, head_tensors[EMBEDDING])
+    add_output_biases(head_tensors)
     layers = fields.states_read(nested)
+    head = _nearest_head(fields, options, described, head_tensors, len(layers or (0, 0, 0)))
+    lent = {EMBEDDING} | ({HEAD} if fields.shared_lm_head else set())
+    if layers is None and head.state_dict().keys() - head_tensors.keys() - lent == {FUSION}:
+        raise _reads_no_inner_states(f"it has no {FUSION}")
+    if not (fields.use_aux_hidden_state and nested.use_aux_hidden_state):
+        raise _reads_no_inner_states("use_aux_hidden_state is false")
+    details = {"format": fields.format(has_layer_0), "width": head.config.hidden}
+    return with_layers(
+        head, head_tensors, spelled, head.config.target_hidden, lent, layers, fields.target_depth(), **details
+    )
+
+
+def _nearest_head(
+    fields: Eagle3Fields, options: Eagle3Fields, described: DecoderLayers, tensors: Mapping[str, Tensor], states: int
+) -> Eagle3Head:
+    """The head, without values, with as many decoder layers as fit the tensors' names best.
+
+    Args:
+        fields: the top fields of config.json.
+        options: these fields, and those in `eagle_config` for any that they do not set.
+        described: the fields of the decoder layers.
+        tensors: of the head, by their names here.
+        states: number of the target's hidden states that it reads.
+    """
     vocab = described.vocab_size
     normed_output = options.normed_output()
     normed_logits = options.normed_logits(tensors)
@@ -162,7 +198,7 @@ def parse(
             vocab=vocab,
             draft_vocab=fields.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
             target_hidden=fields.target_hidden_size or described.hidden_size,
-            states=len(layers or (0, 0, 0)),
+            states=states,
             normed_residual=options.norm_before_residual,
             normed_input=options.norm_before_fc or "input_norm.weight" in tensors,
             normed_states=options.fc_norm or any(name.startswith("fc_norm.") for name in tensors),
@@ -171,22 +207,14 @@ def parse(
         )
         for count in counts(DECODER_LAYER, tensors)
     )
-    head = nearest(tensors, map(Eagle3Head, configs))
-    config = head.config
-    lent = {EMBEDDING} | ({HEAD} if fields.shared_lm_head else set())
-    lacks_fusion = layers is None and head.state_dict().keys() - tensors.keys() - lent == {FUSION}
-    if lacks_fusion or not (fields.use_aux_hidden_state and nested.use_aux_hidden_state):
-        sign = f"it has no {FUSION}" if lacks_fusion else "use_aux_hidden_state is false"
-        raise ModelError(
-            f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not "
-            f"supported; {ADVICE}"
-        )
-    depth = fields.target_num_hidden_layers or fields.num_target_layers
-    layer_ids = fields.eagle_aux_hidden_state_layer_ids  # as vLLM numbers them, which spreads them so by default
-    if layer_ids and depth is None and layer_ids[:2] == [2, (layer_ids[-1] + 3) // 2]:
-        depth = layer_ids[-1] + 3
-    details = {"format": fields.format(has_layer_0), "width": config.hidden}
-    return with_layers(head, tensors, spelled, config.target_hidden, lent, layers, depth, **details)
+    return nearest(tensors, map(Eagle3Head, configs))
+
+
+def _reads_no_inner_states(sign: str) -> ModelError:
+    return ModelError(
+        f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not "
+        f"supported; {ADVICE}"
+    )
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
@@ -206,11 +234,11 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = head.config
-    weights = {
-        name.replace(FIRST, FIRST_ELSEWHERE): tensor.to(dtype).contiguous()
-        for name, tensor in head.state_dict().items()
-    }
-    weights = {name: tensor for name, tensor in weights.items() if name != EMBEDDING and (own_lm_head or name != HEAD)}
+    left_out = {EMBEDDING} if own_lm_head else {EMBEDDING, HEAD}
+    weights = dict[str, Tensor]()
+    for name, tensor in head.state_dict().items():
+        if name not in left_out:
+            weights[name.replace(FIRST, FIRST_ELSEWHERE)] = tensor.to(dtype).contiguous()
     if head.target_ids is not None:
         ids = head.target_ids.cpu()
         weights["d2t"] = ids - torch.arange(len(ids))

@@ -1,6 +1,8 @@
-"""What the formats of trained heads share: a `HeadFormat` is one, a `Checkpoint` is what was found in a folder.
+"""What formats of trained heads share: `HeadFormat`, one such format, and `Checkpoint`, what a folder holds.
 
-A checkpoint's tensors are compared with those its heads need: missing, unexpected, misshapen and unusable ones.
+A checkpoint's tensors are compared with those that its heads need, to find missing, unexpected, misshapen and unusable
+ones.
+
 """
 
 import re
@@ -24,7 +26,7 @@ ADVICE = "use another head made for the target, a smaller language model, or loo
 SIZES = {"hidden size": "hidden_size", "vocabulary": "vocab_size", "number of layers": "base_num_hidden_layers"}
 """Sizes of a target as messages call them, and the fields of a config that may give them."""
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""What a head with decoder layers takes from its target where it has none of its own."""
+"""Tensors that a head with decoder layers borrows from its target if it has none of its own."""
 MODEL = "model."
 """A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
 DECODER_LAYER = r"layers\.(\d+)\.(?:self_attn|mlp)\."
@@ -36,17 +38,17 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Heads]):
-    """Heads as they were found, compared with what they should be.
+    """Trained heads as a folder holds them, compared with what they need.
 
     Attributes:
-        heads: without values, of the sizes the checkpoint tells.
-        tensors: their values, by name.
-        made_for: the sizes of their target, as far as they are known.
-        problems: what keeps them from being loaded, one phrase each.
+        heads: the modules without values, of the sizes that the checkpoint tells.
+        tensors: the heads' values, by name.
+        made_for: the sizes of the heads' target, as far as they are known.
+        problems: what keeps the heads from being loaded, one phrase each.
         details: the facts that `drafttree inspect` prints besides the target's sizes.
-        layers: the hidden states between the target's layers that they read, counted as `Model.forward` does; None for
-            EAGLE-3's default, which depends on the target's depth.
-        maps: `d2t` and `t2d`, between the target's vocabulary and a smaller one, where they are there.
+        layers: the hidden states between the target's layers that the heads read, counted as `Model.forward` does; None
+            for EAGLE-3's default, which depends on the target's depth.
+        maps: `d2t` and `t2d`, between the target's vocabulary and a smaller one, if the checkpoint has them.
     """
 
     heads: Heads
@@ -59,7 +61,7 @@ class Checkpoint(Generic[Heads]):
 
     @property
     def target_ids(self) -> Tensor | None:
-        """The target's id of every id of the drafted vocabulary, None where there is no map."""
+        """The target's id of every id of the drafted vocabulary, None if there is no map."""
         return _target_ids(self.maps["d2t"]) if "d2t" in self.maps else None
 
     def hidden_layers(self, target: PreTrainedModel) -> tuple[int, ...]:
@@ -68,12 +70,11 @@ class Checkpoint(Generic[Heads]):
         return (2, depth // 2, depth - 3) if self.layers is None else self.layers
 
     def check(self, kind: str, target: PreTrainedModel) -> None:
-        """Compare with the target the heads, which messages call by their kind, are to draft for.
+        """Check that the heads fit a target; messages call them by `kind`.
 
         Raises:
-            ModelError: they were made for another one, and the message has both numbers; they have problems, all of
-                which are listed; they read hidden states that it does not have; or they are not as wide as the parts
-                that they use of it.
+            ModelError: If the heads were made for another target (the message has both sizes), have problems (all are
+                listed), read hidden states that the target does not have, or differ in width from what they borrow.
         """
         depth = last_layer(target)
         width = target.config.get_text_config().hidden_size
@@ -133,9 +134,8 @@ class HeadFormat:
     Attributes:
         kind: its name, such as "medusa".
         title: the same for messages, such as "Medusa".
-        holds: whether a folder whose tensors have these names holds such heads; no folder of the kinds behind it does.
-        parse: says what a checkpoint's tensors and config.json hold and what is wrong with them, with the target they
-            are for or without one.
+        holds: whether tensors of these names are such heads; false for heads of all later formats in `FORMATS`.
+        parse: reads tensors and config.json, and finds what is wrong with them; for a target, or without one.
         build: makes the drafter of a checkpoint that fits the target.
     """
 
@@ -148,12 +148,11 @@ class HeadFormat:
     def load(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Drafter:
         """The drafter of a checkpoint, in the target's dtype and on its device.
 
-        What it has in common with the target is shared, not copied, if the target's weights are laid out as
-        `load_model` does.
+        Weights in common with the target are shared, not copied, if the target's are laid out as `load_model` does.
 
         Raises:
-            ModelError: the configuration makes no sense or asks for what is not run; tensors are missing, unexpected,
-                misshapen or not finite; or the heads were made for another target.
+            ModelError: If the configuration is invalid or not supported, tensors are missing, unexpected, misshapen or
+                not finite, or the heads were made for another target.
         """
         checkpoint = self.parse(tensors, config, target)
         checkpoint.check(self.title, target)
@@ -172,8 +171,16 @@ def with_layers(
 ) -> Checkpoint[Any]:
     """The checkpoint of heads that have decoder layers, an embedding and an output layer.
 
-    `spelled` tells a tensor's name in the file, `lent` names those that may be the target's, `target_hidden` and
-    `depth` are its width and its number of layers.
+    Args:
+        heads: the modules without values.
+        tensors: by their names here; `d2t` and `t2d` are taken out.
+        spelled: gives a tensor's name in the file.
+        target_hidden: width of the target.
+        lent: names of tensors that may be the target's.
+        layers: as in `Checkpoint`.
+        depth: the target's number of layers, None if it is not known.
+        **details: further facts for `drafttree inspect`.
+
     """
     vocab = len(heads.state_dict()[EMBEDDING])
     draft_vocab = len(heads.state_dict()[HEAD])
@@ -198,26 +205,26 @@ def with_layers(
 
 
 def any_name(pattern: str) -> Callable[[Collection[str]], bool]:
-    """Whether the beginning of any name matches."""
+    """A function that tells whether the beginning of any of its names matches."""
     return lambda names: any(re.match(pattern, name) for name in names)
 
 
 def renamed(
     tensors: Mapping[str, Tensor], parts: Mapping[str, str], left_out: str
 ) -> tuple[dict[str, Tensor], Callable[[str], str]]:
-    """Tensors by the names they have here, and the name in the file of each of these.
+    """Tensors by the names they have here, and a function that gives such a name's spelling in the file.
 
     Args:
         tensors: by their names in the file, with or without "model." before them.
-        parts: other beginnings of names, and what they are here.
+        parts: beginnings of names here, by those in the file.
         left_out: matches the names of those that are not read.
 
     Raises:
-        ModelError: two differ in "model." only.
+        ModelError: If two names differ in "model." only.
     """
     spelled = dict[str, str]()
     bare_names = set[str]()
-    # at first whole names
+    # the file's beginning of a name by ours: at first of whole names, then of those that the file has
     file_prefixes = {
         prefix: file_prefix for file_prefix, prefix in parts.items() if prefix and not prefix.endswith(".")
     }
@@ -246,7 +253,7 @@ def renamed(
 
 
 def add_output_biases(tensors: dict[str, Tensor]) -> None:
-    """Add zeros as bias to output projections that have none beside queries that do; transformers' layers have both."""
+    """Add a bias of zeros to output projections without one if the queries have one: transformers' layers have both."""
     for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
         weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))
         if weight is not None and weight.ndim:
@@ -254,7 +261,7 @@ def add_output_biases(tensors: dict[str, Tensor]) -> None:
 
 
 def usual_rows(pattern: str, tensors: Mapping[str, Tensor]) -> int | None:
-    """The number of rows that most of the tensors of such names have, None where none has any."""
+    """The most frequent number of rows of tensors whose names match, None if none has rows."""
     rows = [len(tensor) for name, tensor in tensors.items() if re.fullmatch(pattern, name) and tensor.ndim]
     return mode(filter(None, rows)) if any(rows) else None
 
@@ -262,14 +269,17 @@ def usual_rows(pattern: str, tensors: Mapping[str, Tensor]) -> int | None:
 def counts(pattern: str, names: Collection[str]) -> list[int]:
     """Possible counts of the parts that the pattern's group numbers, largest first: each number found, plus one.
 
-    Numbers larger than the names are many are slips, and not counted.
+    Counts larger than the number of names are taken for mistakes and left out.
     """
     candidates = {1 + int(match[1]) for name in names if (match := re.match(pattern, name))}
     return sorted((count for count in candidates if count <= len(names)), reverse=True) or [1]
 
 
 def nearest(names: Collection[str], made: Iterator[Module]) -> Module:
-    """The first of several heads, made here without values, whose tensors have these names, or else the nearest."""
+    """The first of several heads whose tensors have these names, else the one whose names differ least.
+
+    The heads are made here, without values.
+    """
     attempts: dict[int, Module] = {}
     with torch.device("meta"):
         for heads in made:
@@ -286,25 +296,28 @@ def flaws(
     borrowed: Collection[str] = (),
     spelled: Callable[[str], str] = str,
 ) -> list[str]:
-    """Everything in which a checkpoint differs from what heads need but for what is borrowed, one phrase each."""
+    """How a checkpoint differs from what heads need and do not borrow, one phrase for each kind or tensor."""
     shapes = {name: tensor.shape for name, tensor in heads.state_dict().items()}
     common_names = sorted(shapes.keys() & tensors.keys(), key=_natural)
-    return [
+    problems = [
         *listed("missing", map(spelled, shapes.keys() - tensors.keys() - set(borrowed))),
         *listed("unexpected", map(spelled, tensors.keys() - shapes.keys())),
-        *(flaw for name in common_names for flaw in misshapen(spelled(name), tensors[name].shape, shapes[name])),
-        *(flaw for name in common_names for flaw in unusable(spelled(name), tensors[name])),
     ]
+    for name in common_names:
+        problems += misshapen(spelled(name), tensors[name].shape, shapes[name])
+    for name in common_names:
+        problems += unusable(spelled(name), tensors[name])
+    return problems
 
 
 def listed(word: str, names: Iterable[str]) -> list[str]:
-    """One phrase with all names, none where there are none."""
+    """One phrase with all names, empty if there are none."""
     sorted_names = sorted(names, key=_natural)
     return [f"{word} {', '.join(sorted_names)}"] if sorted_names else []
 
 
 def misshapen(name: str, found: Sequence[int], needed: Sequence[int]) -> list[str]:
-    """One phrase with both shapes, none where they are the same."""
+    """One phrase with both shapes, empty if they are the same."""
     return [] if list(found) == list(needed) else [f"{name} is {list(found)} and should be {list(needed)}"]
 
 
@@ -322,7 +335,10 @@ def map_flaws(vocab: int, draft_vocab: int, maps: Mapping[str, Tensor]) -> list[
         return [] if draft_vocab == vocab else [f"missing d2t, for {draft_vocab} of {vocab} token ids"]
     d2t, t2d = maps["d2t"], maps.get("t2d")
     sizes = {"d2t": draft_vocab, "t2d": vocab}
-    if problems := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
+    problems = list[str]()
+    for name, ids in maps.items():
+        problems += misshapen(name, ids.shape, [sizes[name]])
+    if problems:
         return problems
     if d2t.dtype not in IDS:
         return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -44,13 +44,18 @@ from drafttree.drafters.heads import (
 )
 from drafttree.models.tensor_parallel import whole
 
+INSIDE = re.compile(r"medusa_heads?\.")
+"""The beginning of the names of Medusa heads within a full model."""
+MEDUSA_BLOCK = r"\d+\.(\d+)\.linear\..*"
+HYDRA_BLOCK = r"hydra_mlp\.\d+\.(\d+)\.linear\..*"
+"""Tensors of residual blocks; the group is the block's number."""
 MLP, PREFIX_MLP = "mlp", "prefix-mlp"
 PREFIX = "prefix_embeding_layer."
 OWN_EMBEDDING = "input_embed_fn.weight"
 DERIVED = re.compile(rf"{PREFIX}.*(embed_tokens\.weight|rotary_emb\.inv_freq)")
 """Tensors of published Hydra heads that follow from others or are never read."""
 SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
-"""What vLLM speculators calls the parts of an EAGLE head, and what SafeAILab does."""
+"""SafeAILab's names of the parts of an EAGLE head, by those of vLLM speculators."""
 
 
 class HeadFields(TargetSizes):
@@ -59,6 +64,21 @@ class HeadFields(TargetSizes):
     shared_lm_head: Flag | None = None
     hydra_head_arch: Any = None
     hidden_state_offset: Any = 0
+
+    def is_prefixed(self, names: Collection[str]) -> bool:
+        """Whether Hydra's heads have an attention layer before them; where the file does not say, their names do.
+
+        Raises:
+            ModelError: If the heads are of another type.
+        """
+        architecture = self.hydra_head_arch
+        if architecture is None:
+            return any_name(PREFIX)(names)
+        if architecture not in (MLP, PREFIX_MLP):
+            raise ModelError(
+                f"hydra_head_arch is {architecture!r}; drafttree reads Hydra heads of type mlp and prefix-mlp"
+            )
+        return architecture == PREFIX_MLP
 
 
 class EagleFields(Fields):
@@ -73,22 +93,18 @@ class EagleFields(Fields):
 def parse_medusa(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[MedusaHeads]:
-    """Medusa heads, alone or within a full model (Medusa-2), whose other tensors are left out.
+    """Read Medusa heads, alone or within a full model (Medusa-2), whose other tensors are left out.
 
     Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
     projection of their own (an early public variant, and what the recipe writes) use the target's.
     """
-    inner_tensors = {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := INSIDE.match(name))}
-    head_tensors = inner_tensors or dict(tensors)
-    block = r"\d+\.(\d+)\.linear\..*"
-    if not any(re.match(block, name) for name in head_tensors):
+    head_tensors = _inside_model(tensors) or dict(tensors)
+    if not any(re.match(MEDUSA_BLOCK, name) for name in head_tensors):
         raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
     fields = HeadFields.read(config)
-    sharings = (False, True) if fields.shared_lm_head is None else (fields.shared_lm_head,)
-    variants = product(counts(r"(\d+)\.", head_tensors), counts(block, head_tensors), sharings)
-    variant = nearest(head_tensors, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
+    variant = _nearest_medusa(head_tensors, fields.shared_lm_head)
     vocab = None if variant.shared else usual_rows(rf"\d+\.{variant.layers}\.weight", head_tensors)
-    made_for = fields.made_for({"hidden size": usual_rows(block, head_tensors), "vocabulary": vocab})
+    made_for = fields.made_for({"hidden size": usual_rows(MEDUSA_BLOCK, head_tensors), "vocabulary": vocab})
     hidden_size = made_for.get("hidden size", 1)
     vocab = made_for.get("vocabulary", 1)
     with torch.device("meta"):
@@ -96,33 +112,43 @@ def parse_medusa(
     return Checkpoint(heads, head_tensors, made_for, tuple(flaws(heads, head_tensors)), _described(heads))
 
 
+def _inside_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of Medusa heads within a full model, by the names they have in a file of heads alone."""
+    head_tensors = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        if match := INSIDE.match(name):
+            head_tensors[name[match.end() :]] = tensor
+    return head_tensors
+
+
+def _nearest_medusa(tensors: Mapping[str, Tensor], shared: bool | None) -> MedusaHeads:
+    """Heads whose numbers of heads and blocks fit the tensors' names, 1 wide; of both kinds if `shared` is None."""
+    sharings = (False, True) if shared is None else (shared,)
+    sizes = product(counts(r"(\d+)\.", tensors), counts(MEDUSA_BLOCK, tensors), sharings)
+    return nearest(tensors, (MedusaHeads(heads, layers, 1, 1, shared=shares) for heads, layers, shares in sizes))
+
+
 def parse_hydra(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[HydraHeads]:
-    """Hydra heads; Hydra++'s have an attention layer of the target's sizes, without one of the sizes that fit.
+    """Read Hydra heads, whose number and blocks are counted from the names.
 
-    Heads and their blocks are counted from the names.
+    Hydra++'s have an attention layer of the target's sizes; without a target, the tensors tell the sizes.
     """
     head_tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.fullmatch(name)}
-    block = HYDRA_BLOCK
-    if not any(re.match(block, name) for name in head_tensors):
+    if not any(re.match(HYDRA_BLOCK, name) for name in head_tensors):
         raise ModelError("there is no Hydra head among the tensors: none has a name like hydra_mlp.0.0.linear.weight")
     fields = HeadFields.read(config)
-    architecture = fields.hydra_head_arch
-    if architecture is None:
-        architecture = PREFIX_MLP if any_name(PREFIX)(head_tensors) else MLP
-    if architecture not in (MLP, PREFIX_MLP):
-        raise ModelError(f"hydra_head_arch is {architecture!r}; drafttree reads Hydra heads of type mlp and prefix-mlp")
+    prefixed = fields.is_prefixed(head_tensors)
     if fields.hidden_state_offset:
         raise ModelError(
             f"hidden_state_offset is {fields.hidden_state_offset!r}; drafttree reads Hydra heads made for 0"
         )
     shares_output = bool(fields.shared_lm_head)
-    prefixed = architecture == PREFIX_MLP
     vocab = (not shares_output and usual_rows(r"hydra_lm_head\..*", head_tensors)) or usual_rows(
         OWN_EMBEDDING, head_tensors
     )
-    made_for = fields.made_for({"hidden size": usual_rows(block, head_tensors), "vocabulary": vocab})
+    made_for = fields.made_for({"hidden size": usual_rows(HYDRA_BLOCK, head_tensors), "vocabulary": vocab})
     hidden_size = made_for.get("hidden size", 1)
     vocab = made_for.get("vocabulary", 1)
     make = partial(
@@ -134,7 +160,7 @@ def parse_hydra(
         grounded=any(".res_connection." in name for name in head_tensors),
         embeds=OWN_EMBEDDING in head_tensors,
     )
-    blocks = {max(1, slots // 2) if prefixed else slots for slots in counts(block, head_tensors)}
+    blocks = {max(1, slots // 2) if prefixed else slots for slots in counts(HYDRA_BLOCK, head_tensors)}
     variants = product(counts(r"hydra_mlp\.(\d+)\.", head_tensors), sorted(blocks, reverse=True))
     heads = nearest(head_tensors, (make(*sizes) for sizes in variants))
     return Checkpoint(heads, head_tensors, made_for, tuple(flaws(heads, head_tensors)), _described(heads))
@@ -143,7 +169,7 @@ def parse_hydra(
 def parse_eagle(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[EagleHead]:
-    """An EAGLE-1 or EAGLE-2 head: SafeAILab's, or one of vLLM speculators without norms of its own."""
+    """Read an EAGLE-1 or EAGLE-2 head: SafeAILab's, or one of vLLM speculators without norms of its own."""
     if not config:
         raise ModelError("config.json is missing or empty; an EAGLE head needs the one it was published with")
     fields = EagleFields.read(config)
@@ -194,7 +220,7 @@ def _described(heads: MedusaHeads | HydraHeads) -> dict[str, object]:
 
 
 def _hydra(found: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
-    """An embedding that is equal to the target's is the target's."""
+    """Make the drafter; an embedding that equals the target's is replaced by it."""
     heads = found.filled(target)
     if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding_weight(target))):
         heads.input_embed_fn = None
@@ -206,8 +232,6 @@ def _eagle(found: Checkpoint[EagleHead], target: PreTrainedModel) -> Drafter:
     return eagle_drafter(head, (last_layer(target),), own_bytes(head, target), choose_head_backend)
 
 
-INSIDE = re.compile(r"medusa_heads?\.")
-HYDRA_BLOCK = r"hydra_mlp\.\d+\.(\d+)\.linear\..*"
 MEDUSA = HeadFormat(
     "medusa",
     "Medusa",

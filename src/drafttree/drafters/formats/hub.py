@@ -1,7 +1,7 @@
 """The Hugging Face hub: whether it answers, and the files of a repository.
 
-huggingface_hub waits for a silent hub at every file and tries again, which takes minutes. So the hub is asked once
-whether it answers at all, and only then for files, which may take as long as they do.
+If the hub is silent, huggingface_hub waits and retries at every file, which takes minutes. So the hub is asked once
+whether it answers at all, and only then for files, which may take any time.
 """
 
 import os
@@ -20,9 +20,9 @@ from drafttree.drafters.formats.checkpoints import MASK_FILE
 DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", MASK_FILE), ("*.bin", "*.pt"))
 NOT_DOWNLOADED = ("*/*", "consolidated*")
 SECONDS = 8.0
-"""Time in which the hub has to answer anything, where `HF_HUB_ETAG_TIMEOUT` does not set another."""
+"""Seconds in which the hub has to answer at all, unless `HF_HUB_ETAG_TIMEOUT` sets others."""
 REMEMBERED = 60.0
-"""Seconds for which it is not asked again."""
+"""Seconds for which the hub is not asked again."""
 _asked: dict[str, tuple[float, str]] = {}
 
 
@@ -32,7 +32,7 @@ def hub_answers() -> bool:
 
 
 def silence() -> str:
-    """The reason that a message gives where the hub does not answer; empty where it does."""
+    """Why the hub does not answer, for a message; empty if it answers."""
     endpoint = constants.ENDPOINT
     ask_time, reason = _asked.get(endpoint, (-REMEMBERED, ""))
     if time.monotonic() - ask_time >= REMEMBERED:
@@ -42,12 +42,12 @@ def silence() -> str:
 
 
 def download(name: str) -> Path:
-    """The local copy of a hub repository's configuration and weights; pickles only where it has no safetensors.
+    """The local copy of a hub repository's configuration and weights; pickles only if it has no safetensors.
 
-    Where the hub does not answer, it is the copy that is there already.
+    If the hub does not answer, this is the cached copy.
 
     Raises:
-        ModelError: there is no such repository, or it is neither cached nor within reach.
+        ModelError: If there is no such repository, or it is neither cached nor within reach.
     """
     folder = Path()
     answers = hub_answers()
@@ -63,7 +63,7 @@ def download(name: str) -> Path:
 
 
 def _not_downloaded(name: str, error: Exception, answers: bool) -> ModelError:
-    """What to tell of a download that failed."""
+    """The error for a failed download."""
     if not answers:
         return ModelError(f"cannot download {name!r}: {silence()}; check the connection or give a folder")
     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -73,10 +73,10 @@ def _not_downloaded(name: str, error: Exception, answers: bool) -> ModelError:
 
 
 def download_file(name: str, file: str) -> Path:
-    """The local copy of one file of a hub repository; the one that is there already where the hub does not answer.
+    """The local copy of one file of a hub repository; the cached one if the hub does not answer.
 
     Raises:
-        ModelError: there is no such file, or it is neither cached nor within reach.
+        ModelError: If there is no such file, or it is neither cached nor within reach.
     """
     answers = hub_answers()
     try:
@@ -90,10 +90,11 @@ def _seconds() -> float:
 
 
 def _ask(endpoint: str, seconds: float) -> str:
-    """Why an address answers nothing, empty where it does.
+    """Why an address does not answer, empty if it does.
 
-    It is asked by a thread, as looking up a name has no timeout of its own. The thread has more time than is waited for
-    it, so an error of its own is never a time-out, which has another class in each HTTP library.
+    A thread asks, since a name look-up has no timeout. Its request may take twice as long as we wait for it, so an
+    error that it reports is never a timeout, whose class differs between HTTP libraries.
+
     """
     reasons = SimpleQueue[str]()
 

@@ -7,6 +7,7 @@ same four parts and a decoder layer of the target's class, which transformers it
 import re
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from statistics import mode
 from typing import Any, NamedTuple
@@ -32,12 +33,12 @@ PARTS = {
     **dict.fromkeys(("eh_proj", "fc"), "eh_proj"),
     **dict.fromkeys(("shared_head.norm", "final_layernorm", "post_norm", "norm"), "post_norm"),
 }
-"""What families call the parts beside the decoder layer. Those of Qwen, Exaone and Mellum belong to all layers."""
+"""Our names of parts beside the decoder layer, by families' names. Layers of Qwen, Exaone and Mellum share them."""
 READ = {"enorm", "hnorm", "eh_proj"}
-"""The parts before the decoder layer, which no other layer has."""
+"""Parts before the decoder layer, which only MTP layers have."""
 OWN_PARTS = {name for name, part in PARTS.items() if part in READ}
 SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
-"""Copies of what is the target's."""
+"""Copies of the target's weights, which are not read."""
 RESPELLED = {
     r"\bmtp_emb_norm\.(\d+)\.": r"mtp.layers.\1.enorm.",
     r"\bmtp_hidden_norm\.(\d+)\.": r"mtp.layers.\1.hnorm.",
@@ -47,9 +48,9 @@ RESPELLED = {
     r"\bmtp_layers\.(\d+)\.input_proj\.": r"mtp.layers.\1.eh_proj.",
     r"\bmtp_(?:block|layers)\.(\d+)\.": r"mtp.layers.\1.",
 }
-"""What ERNIE 4.5 (the first three, and `mtp_block`), and MiMo-7B and speculators call tensors, and what we do."""
+"""Our spelling of names, by that of ERNIE 4.5 (the first three, and `mtp_block`), MiMo-7B and speculators."""
 STATES_FIRST = re.compile(r".*\bmtp_layers\.\d+\.input_proj\.")
-"""Projections that read states before embeddings where no config says so: MiMo-7B's, not those of speculators."""
+"""Projections whose input has states before embeddings though no config says so: MiMo-7B's, not speculators'."""
 NORM_OF_TARGET = re.compile(r".*\bmtp_(block|linear_proj)\.")
 """Parts of layers whose outputs go through the target's own final norm."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
@@ -61,17 +62,17 @@ PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers
 """Fields of config.json that say how many MTP layers there are."""
 INSTEAD = "draft with a head, a smaller language model, or lookup"
 RENAMED = {"mimo_v2_flash": {"pre_mlp_layernorm.": "post_attention_layernorm."}}
-"""What MTP layers of a model type call otherwise than its decoder layers."""
+"""By model type, names in MTP layers and what decoder layers have in their place."""
 DEEPSEEKS = ("bailing_hybrid", "deepseek_v3", "glm4_moe", "mimo_v2_flash", "nemotron_h")
 QWENS = ("exaone_moe", "llama", "mellum", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 TRIED = frozenset((*DEEPSEEKS, *QWENS, "ernie4_5_moe", "mimo", "qwen2"))
-"""Model types whose MTP layers were compared with transformers' own layers; others are run where they are asked for."""
+"""Model types whose MTP layers were compared with transformers' own layers; others are run only if asked for."""
 ATTENTION = {"mimo_v2_flash": "sliding_attention"}
-"""The attention of the MTP layers of model types whose config does not tell; others attend to everything."""
+"""The attention of MTP layers if the config does not tell it, by model type; that of others is full attention."""
 
 
 class MtpFields(TargetSizes):
-    """The fields about MTP layers; those of Nemotron-H name the several decoder layers of one."""
+    """The fields about MTP layers; Nemotron-H's list the decoder layers that make one MTP layer."""
 
     mtp_layers_block_type: Texts
     mtp_hybrid_override_pattern: Text = ""
@@ -79,11 +80,11 @@ class MtpFields(TargetSizes):
 
 
 class MtpLayers(NamedTuple):
-    """MTP layers as they were found.
+    """MTP layers as a file has them.
 
     Attributes:
         layers: by layer, the tensors of its parts ("enorm.weight") and of its decoder layer ("self_attn...").
-        states_first: whether their names tell that states stand before embeddings in what they read.
+        states_first: whether their names tell that their projections read states before embeddings.
     """
 
     layers: tuple[dict[str, Tensor], ...]
@@ -93,86 +94,122 @@ class MtpLayers(NamedTuple):
 def parse(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[MtpLayers]:
-    """The MTP layers among tensors; others are left out."""
+    """Find the MTP layers among tensors; all other tensors are left out."""
     if target and tensor_parallel_size(target) > 1:
         raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
     fields = MtpFields.read(text_fields(config))
-    layer_types = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
-    blocks = len(layer_types or fields.mtp_hybrid_override_pattern or [0])
-    shared_tensors = dict[str, Tensor]()
-    layers = dict[int, dict[str, Tensor]]()
-    found_at = places(tensors)
-    for name, (number, local_name) in found_at.items():
-        if number is None:
-            shared_tensors[local_name] = tensors[name]
-        else:
-            index, block = divmod(number, blocks)
-            layer_key = local_name if local_name.partition(".")[0] in PARTS.values() else f"{block}.{local_name}"
-            layers.setdefault(index, {})[layer_key] = tensors[name]
+    mtp_places = places(tensors)
+    layers = _layers_by_number(tensors, mtp_places, _blocks_per_layer(fields, target))
     if not layers:
         raise ModelError("there is no MTP layer among the tensors")
-    mtp_layers = tuple(shared_tensors | layers[number] for number in sorted(layers))
-    required_parts = READ if any(map(NORM_OF_TARGET.match, found_at)) else {*PARTS.values()}
-    required_names = sorted(f"{part_name}.weight" for part_name in required_parts)
-    gaps = [
-        f"{required_name} of layer {index}"
-        for index, layer_tensors in enumerate(mtp_layers)
-        for required_name in required_names
-        if required_name not in layer_tensors
-    ]
-    if len(mtp_layers) <= max(layers):
-        gaps.append(f"layers before {max(layers)}")
-    field, promised_count = promised_layers(config) or ("", 0)
-    if promised_count > len(mtp_layers):
-        gaps.append(
-            f"{promised_count - len(mtp_layers)} of the {promised_count} layers that {field} in config.json promises"
-        )
-    eh_proj = mtp_layers[0].get("eh_proj.weight")
+    uses_target_norm = any(map(NORM_OF_TARGET.match, mtp_places))
+    gaps = _gaps(layers, READ if uses_target_norm else {*PARTS.values()}, config)
+    first_layer = next(iter(layers.values()))
+    eh_proj = first_layer.get("eh_proj.weight")
     made_for = fields.made_for({"hidden size": len(eh_proj) if eh_proj is not None and eh_proj.ndim else None})
-    mtp_tensors = {name: tensors[name] for name in sorted(found_at)}
-    width = made_for.get("hidden size", 0)
-    shapes = {f"{part_name}.weight": [width] for part_name in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
+    mtp_tensors = {name: tensors[name] for name in sorted(mtp_places)}
     problems = [
         *listed("missing", gaps),
-        *(
-            flaw
-            for name, tensor in mtp_tensors.items()
-            if width and (shape := shapes.get(found_at[name][1]))
-            for flaw in misshapen(name, tensor.shape, shape)
-        ),
+        *_part_flaws(mtp_tensors, mtp_places, made_for.get("hidden size")),
         *_expert_flaws(mtp_tensors),
-        *(flaw for name in mtp_tensors for flaw in unusable(name, mtp_tensors[name])),
     ]
-    states_first = not fields.speculators_model_type and any(map(STATES_FIRST.match, found_at))
-    details: dict[str, object] = {"layers": len(mtp_layers), "embedding and output layer": "the target's"}
-    return Checkpoint(MtpLayers(mtp_layers, states_first), dict(tensors), made_for, tuple(problems), details)
+    for name, tensor in mtp_tensors.items():
+        problems += unusable(name, tensor)
+    states_first = not fields.speculators_model_type and any(map(STATES_FIRST.match, mtp_places))
+    details: dict[str, object] = {"layers": len(layers), "embedding and output layer": "the target's"}
+    mtp_layers = MtpLayers(tuple(layers.values()), states_first)
+    return Checkpoint(mtp_layers, dict(tensors), made_for, tuple(problems), details)
+
+
+def _blocks_per_layer(fields: MtpFields, target: PreTrainedModel | None) -> int:
+    """The number of decoder layers that make one MTP layer: 1, but for Nemotron-H."""
+    layer_types = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
+    return len(layer_types or fields.mtp_hybrid_override_pattern or [0])
+
+
+def _layers_by_number(
+    tensors: Mapping[str, Tensor], mtp_places: Mapping[str, tuple[int | None, str]], blocks: int
+) -> dict[int, dict[str, Tensor]]:
+    """The tensors of each MTP layer by its number, in order, named as in `MtpLayers`.
+
+    Args:
+        tensors: by their names in the file.
+        mtp_places: what `places` says of them.
+        blocks: decoder layers per MTP layer, which the file numbers throughout.
+    """
+    shared_tensors = dict[str, Tensor]()
+    layers = dict[int, dict[str, Tensor]]()
+    for name, (number, local_name) in mtp_places.items():
+        if number is None:
+            shared_tensors[local_name] = tensors[name]
+            continue
+        index, block = divmod(number, blocks)
+        is_part = local_name.partition(".")[0] in PARTS.values()
+        layers.setdefault(index, {})[local_name if is_part else f"{block}.{local_name}"] = tensors[name]
+    return {index: shared_tensors | layers[index] for index in sorted(layers)}
+
+
+def _gaps(
+    layers: Mapping[int, Mapping[str, Tensor]], required_parts: Collection[str], config: Mapping[str, Any]
+) -> list[str]:
+    """What is missing, one phrase each: parts of layers, layers before others, layers that config.json promises."""
+    required_names = sorted(f"{part_name}.weight" for part_name in required_parts)
+    gaps = list[str]()
+    for index, layer_tensors in enumerate(layers.values()):
+        gaps += [f"{name} of layer {index}" for name in required_names if name not in layer_tensors]
+    highest_number = max(layers)
+    if len(layers) <= highest_number:
+        gaps.append(f"layers before {highest_number}")
+    field, promised_count = promised_layers(config) or ("", 0)
+    missing_count = promised_count - len(layers)
+    if missing_count > 0:
+        gaps.append(f"{missing_count} of the {promised_count} layers that {field} in config.json promises")
+    return gaps
+
+
+def _part_flaws(
+    tensors: Mapping[str, Tensor], mtp_places: Mapping[str, tuple[int | None, str]], width: int | None
+) -> list[str]:
+    """One phrase for each misshapen part beside the decoder layers; none if the target's hidden size is not known."""
+    if not width:
+        return []
+    shapes = {f"{part_name}.weight": [width] for part_name in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
+    part_flaws = list[str]()
+    for name, tensor in tensors.items():
+        _, local_name = mtp_places[name]
+        if local_name in shapes:
+            part_flaws += misshapen(name, tensor.shape, shapes[local_name])
+    return part_flaws
 
 
 def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
-    """In what experts differ from others of their layer; transformers, which stacks them, does not say which do."""
-    stacks = dict[tuple[str, str], dict[str, Tensor]]()
-    for stem, number, weight_name in (match.groups() for match in map(EXPERT.fullmatch, tensors) if match):
-        stacks.setdefault((stem, weight_name), {})[number] = tensors[f"{stem}.{number}.{weight_name}"]
+    """Experts that are missing, or have other shapes than most of their layer, one phrase each.
+
+    transformers stacks experts and does not say which of them do not fit.
+    """
+    stacks = dict[str, dict[str, dict[str, Tensor]]]()
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            stem, number, weight_name = match.groups()
+            stacks.setdefault(stem, {}).setdefault(weight_name, {})[number] = tensor
     missing_names = list[str]()
     misfits = list[str]()
-    for (stem, weight_name), experts in stacks.items():
-        numbers = {number for (other_stem, _), stack in stacks.items() if other_stem == stem for number in stack}
-        missing_names += [f"{stem}.{number}.{weight_name}" for number in numbers - experts.keys()]
-        usual_shape = mode(tuple(expert.shape) for expert in experts.values())
-        misfits += [
-            flaw
-            for number in experts
-            for flaw in misshapen(f"{stem}.{number}.{weight_name}", experts[number].shape, usual_shape)
-        ]
+    for stem, experts_by_weight in stacks.items():
+        numbers = {*chain.from_iterable(experts_by_weight.values())}
+        for weight_name, experts in experts_by_weight.items():
+            missing_names += [f"{stem}.{number}.{weight_name}" for number in numbers - experts.keys()]
+            usual_shape = mode(tuple(expert.shape) for expert in experts.values())
+            for number, expert in experts.items():
+                misfits += misshapen(f"{stem}.{number}.{weight_name}", expert.shape, usual_shape)
     return [*listed("missing", missing_names), *misfits]
 
 
 def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
-    """Where each tensor of MTP layers belongs, by its name: the layer's number, None for all layers, and the part.
+    """Per tensor of MTP layers, its layer's number, None if all layers share it, and its name within the layer.
 
     Args:
         names: of all tensors.
-        first: the number of the first MTP layer where they count on behind the target's; by default the least.
+        first: number of the first MTP layer if they are numbered after the target's layers; by default the lowest.
     """
     mtp_places = dict[str, tuple[int | None, str]]()
     layer_places = dict[str, tuple[int, str]]()
@@ -184,10 +221,11 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
             layer_places[name] = int(match[1]), match[2]
         elif first is None and (match := ALONE.match(spelled)):
             mtp_places[name] = None, spelled[match.start(1) :]
-    first = min((number for number, _ in layer_places.values()), default=0) if first is None else first
-    mtp_places |= {
-        name: (number - first, local_name) for name, (number, local_name) in layer_places.items() if number >= first
-    }
+    lowest_number = min((number for number, _ in layer_places.values()), default=0)
+    first_number = lowest_number if first is None else first
+    for name, (number, local_name) in layer_places.items():
+        if number >= first_number:
+            mtp_places[name] = number - first_number, local_name
     for name, (number, local_name) in [*mtp_places.items()]:
         stem, _, suffix = local_name.rpartition(".")
         if SHARED.match(local_name):
@@ -204,43 +242,43 @@ def _respelled(name: str) -> str:
 
 
 def has_layers_only(names: Collection[str]) -> bool:
-    """Whether a folder holds MTP layers alone, not a model that has some; one of the parts that tell may be lost."""
+    """Whether the names are those of MTP layers alone, not of a whole model; one part of `READ` may be missing."""
     spellings = [_respelled(name) for name in names if not SHARED.search(name)]
     if any(map(INSIDE.fullmatch, spellings)):
         return all(map(INSIDE.fullmatch, spellings))
     mtp_places = places(spellings)
-    reading_parts = [
-        (number, local_name.partition(".")[0])
-        for number, local_name in mtp_places.values()
-        if local_name.partition(".")[0] in READ
-    ]
-    layers = {number for number, _ in reading_parts}
-    part_names = {part_name for _, part_name in reading_parts}
+    layers = set[int | None]()
+    part_names = set[str]()
+    for number, local_name in mtp_places.values():
+        part_name = local_name.partition(".")[0]
+        if part_name in READ:
+            layers.add(number)
+            part_names.add(part_name)
     numbers = {number for number, _ in mtp_places.values() if number is not None}
     return len(part_names) > 1 and len(mtp_places) == len(spellings) and (None in layers or layers == numbers)
 
 
 def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The field of config.json that promises MTP layers, and how many; None where there is none."""
+    """The field of config.json that promises MTP layers, and how many; None if none does."""
     text = text_fields(config)
     promises = ((name, text.get(name)) for name in PROMISES)
     return next(((name, count) for name, count in promises if isinstance(count, int) and count > 0), None)
 
 
 def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
-    """The names of the MTP layers' tensors in the folder of a target, none where it has none."""
+    """The names of the MTP layers' tensors in the folder of a target, empty if it has none."""
     return names_among(tensor_names(folder), config.get_text_config().num_hidden_layers)
 
 
 def names_among(names: Iterable[str], layers: int) -> list[str]:
-    """The names of the MTP layers' tensors among those of a target that has so many layers of its own."""
+    """The names of the MTP layers' tensors among those of a target with so many decoder layers."""
     mtp_places = places(names, layers)
     reading_parts = {local_name.partition(".")[0] for _, local_name in mtp_places.values()} & READ
     return [*mtp_places] if reading_parts else []
 
 
 def is_tried(config: PreTrainedConfig) -> bool:
-    """Whether MTP layers of a target's model type are known to be right, so that "auto" may take them."""
+    """Whether MTP layers of a target's model type were tested, so that "auto" may take them."""
     return config.get_text_config().model_type in TRIED
 
 
@@ -248,7 +286,7 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
     """The drafter of the MTP layers in the folder of a target; no other tensor is read.
 
     Raises:
-        ModelError: there are none, they are incomplete, or transformers knows no decoder layer that they fit.
+        ModelError: If there are none, they are incomplete, or transformers knows no decoder layer that they fit.
     """
     all_names = tensor_names(folder)
     config = read_config(folder)
@@ -280,7 +318,7 @@ def _built(found: Checkpoint[MtpLayers], target: PreTrainedModel) -> Drafter:
 
 
 def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:
-    """A layer as a language model of the target's class, with what it shares with the target."""
+    """An MTP layer as a language model of the target's class, with the target's embedding and output layer."""
     part_tensors = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
     block = {name: own[name] for name in own.keys() - part_tensors}
     norm_weight = part_tensors.pop("post_norm.weight", None)
@@ -304,9 +342,9 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_
 def decoder_layer(
     tensors: Mapping[str, Tensor], norm: Tensor, index: int, target: PreTrainedModel
 ) -> tuple[PreTrainedModel, nn.Module]:
-    """A language model of the target's class with one layer, which transformers builds and fills, and its final norm.
+    """A language model of the target's class with one decoder layer, and its final norm; transformers fills them.
 
-    So what is particular about a family, such as its attention or how it stores experts, is left to its own class.
+    So the target's own class does what is particular to its family, such as attention or the storage of experts.
 
     Args:
         tensors: of the decoder layer, by the names that they have in a list of layers, such as "0.self_attn...";
@@ -316,52 +354,79 @@ def decoder_layer(
         target: the model it belongs to.
 
     Raises:
-        ModelError: transformers has no such layer, or the tensors do not fit it.
+        ModelError: If transformers has no such layer, or the tensors do not fit it.
     """
     family = target.config.get_text_config()
     title = f"an MTP layer of {family.model_type}"
-    state = dict(tensors)
+    layer_tensors = dict(tensors)
     for mtp_name, layer_name in RENAMED.get(family.model_type, {}).items():
-        state = {name.replace(mtp_name, layer_name): tensor for name, tensor in state.items()}
+        layer_tensors = {name.replace(mtp_name, layer_name): tensor for name, tensor in layer_tensors.items()}
     try:
         config = layer_config(family, tensors.keys(), index)
         config._attn_implementation = family._attn_implementation
-        mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-        make: Any = mapping[type(config)] if type(config) in mapping else type(target)
-        with torch.device("meta"):
-            layers, norm_name = names_in(make(config))
-        state = {layers + name: tensor for name, tensor in state.items()} | {norm_name: norm}
-        module, loading_info = make.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            dtype=target.dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        filled = _filled_by_transformers(config, layer_tensors, norm, target)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot build {title}: {reason}") from error
-    borrowed = [module.get_input_embeddings().weight, module.get_output_embeddings().weight]
-    borrowed_names = {
-        name
-        for name, weight in module.named_parameters()
-        if any(weight is borrowed_weight for borrowed_weight in borrowed)
-    }
-    missing_names = {*loading_info["missing_keys"]} - borrowed_names
-    problems = [*listed("missing", missing_names), *listed("unexpected", loading_info["unexpected_keys"])]
-    problems += [flaw for sizes in sorted(loading_info["mismatched_keys"]) for flaw in misshapen(*sizes)]
-    if problems:
-        reasons = "; ".join(problems).replace(f"{layers}0.", "")
+    if problems := filled.problems():
+        reasons = "; ".join(problems).replace(f"{filled.layers}0.", "")
         raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {reasons}")
-    module = module.to(target.device).eval()
+    module = filled.module.to(target.device).eval()
     if target.device.type == "cpu" and target.dtype == torch.float32:
         lay_out_for_cpu(module)
-    return module, module.get_submodule(norm_name.rpartition(".")[0])
+    return module, module.get_submodule(filled.norm_name.rpartition(".")[0])
+
+
+class _FilledModel(NamedTuple):
+    """A language model that transformers has filled with the tensors of an MTP layer.
+
+    Attributes:
+        module: the language model.
+        layers: the beginning of the names of its decoder layers' tensors, such as "model.layers.".
+        norm_name: the name of its final norm's weight.
+        loading_info: what `from_pretrained` tells of keys that are missing, unexpected or of another shape.
+    """
+
+    module: Any
+    layers: str
+    norm_name: str
+    loading_info: dict[str, Any]
+
+    def problems(self) -> list[str]:
+        """How the tensors differ from what the model needs; its embedding and output layer are the target's."""
+        borrowed = [self.module.get_input_embeddings().weight, self.module.get_output_embeddings().weight]
+        borrowed_names = set[str]()
+        for name, weight in self.module.named_parameters():
+            if any(weight is borrowed_weight for borrowed_weight in borrowed):
+                borrowed_names.add(name)
+        missing_names = {*self.loading_info["missing_keys"]} - borrowed_names
+        problems = [*listed("missing", missing_names), *listed("unexpected", self.loading_info["unexpected_keys"])]
+        for sizes in sorted(self.loading_info["mismatched_keys"]):
+            problems += misshapen(*sizes)
+        return problems
+
+
+def _filled_by_transformers(
+    config: PreTrainedConfig, tensors: Mapping[str, Tensor], norm: Tensor, target: PreTrainedModel
+) -> _FilledModel:
+    """A language model of this config and the target's dtype, with the tensors of its decoder layers and final norm."""
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    make: Any = mapping[type(config)] if type(config) in mapping else type(target)
+    with torch.device("meta"):
+        layers, norm_name = names_in(make(config))
+    module, loading_info = make.from_pretrained(
+        None,
+        config=config,
+        state_dict={layers + name: tensor for name, tensor in tensors.items()} | {norm_name: norm},
+        dtype=target.dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    return _FilledModel(module, layers, norm_name, loading_info)
 
 
 def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
-    """The config of a language model whose layers have tensors of these names."""
+    """The config of a language model whose decoder layers have tensors of these names, for the MTP layer `index`."""
     config: Any = deepcopy(family)
     sparse = any(".experts." in name for name in names)
     blocks = block_types(family)
@@ -380,7 +445,7 @@ def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -
     for name, value in changes.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, value)
-    vars(config).pop("quantization_config", None)  # the layer's own tensors are as they were saved
+    vars(config).pop("quantization_config", None)  # the layer's tensors are not quantised
     return config
 
 
@@ -390,7 +455,7 @@ def block_types(family: PreTrainedConfig) -> list[str] | None:
 
 
 def names_in(module: PreTrainedModel) -> tuple[str, str]:
-    """What a model calls its layers, and the weight of its final norm."""
+    """What names of a model's layers begin with, such as "model.layers.", and the name of its final norm's weight."""
     decoder: Any = module.get_decoder()
     path = next(name for name, submodule in module.named_modules() if submodule is decoder)
     children = [*decoder.named_children()]

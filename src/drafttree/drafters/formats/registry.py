@@ -1,6 +1,7 @@
-"""The kinds of trained heads, those that are known and not run, and which kind a folder holds.
+"""The kinds of trained heads, kinds that are known but not supported, and which kind a folder holds.
 
 The configurations of published heads often claim to be a plain Llama. So the tensors' names decide what a folder is.
+
 """
 
 import re
@@ -35,15 +36,17 @@ FORMATS: dict[str, HeadFormat] = {
 }
 """The formats of heads, by kind.
 
-EAGLE-1 heads have no name that others lack, so theirs is the last.
+EAGLE-1 heads have no tensor name that others lack, so their format is the last.
 """
 LANGUAGE_MODEL, ASSISTANT = "language-model", "assistant"
 
 
 class Unsupported(NamedTuple):
-    """One kind of drafter, told by the names of its tensors, without `model.` before them, or by a label.
+    """A kind of drafter that is not supported, recognised by the names of its tensors or by a label.
 
-    The label matches the lower-case architecture, `speculators_model_type` or `model_type` of a config.json.
+    The names have no `model.` before them. The label matches the lower-case architecture, `speculators_model_type` or
+    `model_type` of a config.json.
+
     """
 
     title: str
@@ -70,11 +73,11 @@ KINDS = (
         r"(?!muse_)\w+_assistant$",
     ),
 )
-"""The first that is told is the one."""
+"""The first that matches is taken."""
 
 
 class UnsupportedDrafter(ModelError):
-    """A folder holds a drafter of a kind that is known and not run."""
+    """A folder holds a drafter of a kind that is known but not supported."""
 
 
 def recognise(
@@ -84,11 +87,11 @@ def recognise(
 
     Args:
         folder: the folder.
-        formats: those that it may hold, by kind.
+        formats: the formats of heads that it may hold, by kind.
         config: the contents of its config.json, None to read them.
 
     Raises:
-        ModelError: none of them, several of them, or its files cannot be read.
+        ModelError: If it holds no drafter or several, or if its files cannot be read.
     """
     folder = Path(folder)
     _check_alone(folder)
@@ -121,7 +124,7 @@ def _check_alone(folder: Path) -> None:
 
 
 def unsupported_kind(names: Collection[str], config: Mapping[str, Any]) -> str | None:
-    """The kind of drafter whose tensors have these names and why it is not run, None for others."""
+    """The unsupported kind of drafter that has these tensors, and why it is not run; None if it is no such kind."""
     names = {name.removeprefix("model.") for name in names}
     fields = Labels.read(config)
     labels = [*fields.architectures, fields.speculators_model_type, fields.model_type]

@@ -1,4 +1,4 @@
-"""The engine: a thread that owns the model and writes many texts at once."""
+"""The engine: a thread that owns the model and generates many texts at once."""
 
 import asyncio
 import atexit
@@ -29,14 +29,14 @@ from drafttree.models import Model
 from drafttree.verifiers.base import Verifier
 
 BUSY_SECONDS = 5.0
-"""Seconds of rounds after which memory is given back, which takes 1 to 17 ms."""
+"""Seconds of rounds after which unused memory is released, which takes 1 to 17 ms."""
 IDLE_SECONDS = 1.0
-"""Seconds without a request after which unused memory is given back, once until there is another."""
+"""Seconds without a request after which unused memory is released, once until the next request."""
 
 
 @runtime_checkable
 class EngineDecoder(Protocol):
-    """What an engine asks of a `drafttree.engine.decoder.Decoder`."""
+    """The part of a `drafttree.engine.decoder.Decoder` that an engine uses."""
 
     target: Model
     verifier: type[Verifier] | None
@@ -85,9 +85,8 @@ class Engine:
         decoder: as given.
 
     Raises:
-        ConfigError: `decoder` is not a decoder, a number is not a whole number of at least 1 (0 for `prefix_tokens`),
-            a budget is given for trees that must not be cut, or
-            `max_token_gap` is no number above 0.
+        ConfigError: if `decoder` is not a decoder, a number is not a whole number of at least 1 (0 for
+            `prefix_tokens`), a budget is given for trees that must not be cut, or `max_token_gap` is no number above 0.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Engine:
         weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
 
     def _start(self, loop: BatchLoop) -> "EngineThread":
-        """What runs the rounds."""
+        """Start the thread that runs the rounds."""
         return EngineThread(loop)
 
     @property
@@ -134,7 +133,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, its thread has died, or it runs in another process."""
+        """Whether it takes no more requests: it was closed, its thread died, or it runs in another process."""
         return self._thread.closed
 
     @property
@@ -157,20 +156,21 @@ class Engine:
         Args:
             prompt: as for `Decoder.generate`, but not a list of prompts.
             observer: is called for each round of the text, before its chunk is available.
-            group: texts of the same group share the batch with others as one text would, so that many of them delay no
-                others. None makes a group of its own.
-            cache_salt: prefixes are shared among requests whose salts are equal, in blocks of 16 tokens, and with no
-                others; without a salt among those without, by single tokens. Where the salt is the group itself,
-                nothing of its texts is kept for later ones.
-            max_unread: maximum number of unread chunks. At that number the text pauses, gives its place to others, and
-                continues when half of the chunks are read or its whole is waited for. It must be read, waited for or
-                cancelled before the engine can drain. None for no limit.
+            group: texts of the same group together get the share of the batch that one text would get, so that many of
+                them do not delay others. None makes a group of its own.
+            cache_salt: prefixes are shared only among requests with equal salts, in blocks of 16 tokens. Requests
+                without a salt share with each other, by single tokens. If the salt is the group itself, nothing of its
+                texts is kept for later ones.
+            max_unread: maximum number of unread chunks. At that number the text pauses and gives its place to others.
+                It continues when half of the chunks are read, or when somebody waits for the whole text. It must be
+                read, waited for or cancelled before the engine can drain. None for no limit.
             **options: as for `Decoder.generate`.
 
         Raises:
-            EngineClosedError: the engine was closed, or this process was forked from the one where it runs.
-            ConfigError: `max_unread` is no whole number of at least 1, or `observer` lacks a method.
-            ContextError: the request could never run: it needs more rows than there are.
+            EngineClosedError: if the engine was closed, or this process was forked from the one where it runs.
+            ConfigError: if `max_unread` is no whole number of at least 1, `group` or `cache_salt` cannot be hashed, or
+                `observer` lacks a method.
+            ContextError: if the request could never run, since it needs more rows than there are.
             DraftTreeError: as for `Decoder.generate`.
         """
         self._thread.check_open()
@@ -201,8 +201,8 @@ class Engine:
         """End the engine; a second call does nothing.
 
         Args:
-            drain: write all submitted texts to their end first. Without, they end where they are, with the finish
-                reason "cancelled". Ctrl-C while it waits ends them so too.
+            drain: generate all submitted texts to their end first. If False, or after Ctrl-C while this waits, they end
+                early with the finish reason "cancelled".
         """
         try:
             self._thread.close(drain=drain)
@@ -224,15 +224,15 @@ class Engine:
 
 
 class EngineThread:
-    """Runs the rounds of a loop while there are requests, and waits for some where there are none.
+    """Runs the rounds of a loop while there are requests, and waits for requests otherwise.
 
-    It knows nothing of the engine, which may therefore be dropped without being closed.
+    It has no reference to the engine, so that an engine can be dropped without being closed.
 
     Args:
-        loop: is run by nobody else.
+        loop: the loop, which nobody else runs.
 
     Attributes:
-        changed: is held to hand over requests; they join the loop together.
+        changed: the condition that guards submitted requests; those submitted while it is held join the loop together.
     """
 
     def __init__(self, loop: BatchLoop) -> None:
@@ -257,10 +257,10 @@ class EngineThread:
         return self._closing or not self._thread.is_alive()
 
     def check_open(self) -> None:
-        """Refuse a request that nobody would write.
+        """Check that requests can be added.
 
         Raises:
-            EngineClosedError: it was closed, or runs in another process.
+            EngineClosedError: if the engine was closed, or its thread runs in another process.
         """
         if self._closing:
             raise EngineClosedError("the engine is closed; make another one to submit requests")
@@ -271,10 +271,10 @@ class EngineThread:
             )
 
     def add(self, request: Request) -> None:
-        """Let a request join the loop; any thread may call it.
+        """Let a request join the loop. Any thread may call this.
 
         Raises:
-            EngineClosedError: it takes no more.
+            EngineClosedError: as for `check_open`.
         """
         with self.changed:
             self.check_open()
@@ -284,18 +284,18 @@ class EngineThread:
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Let it look at its requests."""
+        """Have the thread look at its requests again."""
         with self.changed:
             self.changed.notify_all()
 
     def finish(self) -> None:
-        """Take no more requests and end when all texts are written, without waiting for that."""
+        """Take no more requests, and let the thread end when all texts have ended, without waiting for that."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests and wait for the end, unless this is the thread itself.
+        """Take no more requests, and wait for the thread to end, unless it calls this itself.
 
         Args:
             drain: as for `Engine.close`.
@@ -327,13 +327,13 @@ class EngineThread:
             self._ended.set()
 
     def _release_when_busy(self) -> None:
-        """Give memory of ended texts back though others are written: 24 unread streams left 400 MB behind else."""
+        """Release memory of ended texts while others go on; without this, 24 unread streams left 400 MB behind."""
         if time.monotonic() - self._released >= BUSY_SECONDS:
             release_unused_memory()
             self._released = time.monotonic()
 
     def _take(self) -> bool:
-        """Hand what was submitted to the loop; whether there is anything to do, or will be."""
+        """Wait for something to do, add submitted requests to the loop, and return whether it has any requests."""
         with self.changed:
             idle = not self.changed.wait_for(self._has_news, IDLE_SECONDS)
         if idle:
@@ -361,7 +361,7 @@ class SharedEngine:
 
     @contextlib.asynccontextmanager
     async def use(self, decoder: EngineDecoder) -> AsyncIterator[Engine]:
-        """The engine of a decoder, while it is used; the event loop does not wait for its thread."""
+        """Context manager that gives the engine of a decoder; the event loop is not blocked by its thread."""
         loop = asyncio.get_running_loop()
         user = object()
         self._users.add(user)

@@ -26,8 +26,8 @@ class Handle(Reader):
     A handle does not refer to its request, so the memory of a text is freed when it ends, even if the handle is kept.
 
     Args:
-        wake: tells the engine that the text was cancelled or read.
-        metrics: metrics of the text; they grow while it is generated.
+        wake: called when the text was cancelled or read, to wake up the engine.
+        metrics: metrics of the text, which grow while it is generated.
         max_unread: maximum number of unread chunks before the text pauses; None for no limit.
 
     Attributes:
@@ -61,10 +61,10 @@ class Handle(Reader):
         return self._ended if isinstance(self._ended, Exception) else None
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """End the text within a round. Does nothing if it has ended.
+        """End the text after at most one more round. Does nothing if it has ended.
 
         Args:
-            reason: its finish reason.
+            reason: the finish reason of the text.
         """
         self.cancelled = reason
         self._wake()
@@ -81,14 +81,14 @@ class Handle(Reader):
             listener()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the whole text, which pauses for unread chunks no more.
+        """Wait for the whole text, which from now on does not pause for unread chunks.
 
         Args:
             timeout: maximum number of seconds to wait; None for no limit.
 
         Raises:
-            InputError: the timeout is not a number.
-            TimeoutError: the text has not ended by then. It continues.
+            InputError: if the timeout is not a number.
+            TimeoutError: if the text has not ended by then. It continues.
             Exception: the error that ended the request.
         """
         if timeout is not None:
@@ -102,23 +102,23 @@ class Handle(Reader):
         return self._whole()
 
     def __await__(self) -> Generator[Any, None, Generation]:
-        """As `result`, without holding up the event loop."""
+        """Wait for the whole text, as `result` does, without blocking the event loop."""
         with self._changed:
             self._lift_limit()
         yield from self._news(lambda: self.done).__await__()
         return self._whole()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Give out the chunks that were not read yet, as they come.
+        """Iterate over the chunks that were not read yet, and wait for further ones.
 
         Raises:
-            InputError: another thread or task is reading them.
-            Exception: what the request failed with.
+            InputError: if another thread or task is reading the chunks.
+            Exception: the error that ended the request.
         """
         return _Chunks(self)
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        """As iteration, without holding up the event loop."""
+        """Iterate as `for` does, without blocking the event loop."""
         return _Chunks(self)
 
     def _lift_limit(self) -> None:
@@ -138,7 +138,7 @@ class Handle(Reader):
             return self._take()
 
     def _take(self) -> Chunk | None:
-        """The next chunk, None at the end, where others may read."""
+        """The next chunk; None at the end, after which others may read."""
         with self._changed:
             if self._chunks:
                 chunk = self._chunks.popleft()
@@ -152,7 +152,11 @@ class Handle(Reader):
 
     @contextmanager
     def _read_by(self, reader: object) -> Iterator[None]:
-        """Keep other readers out, from here on for as long as this one exists, unless it is interrupted here."""
+        """Context manager: lock out other readers while `reader` exists, or until an error interrupts its block.
+
+        Raises:
+            InputError: if there is another reader.
+        """
         with self._changed:
             if self._reader() not in (None, reader):
                 raise InputError("this handle is being read by another thread or task; read it in one place")
@@ -164,7 +168,7 @@ class Handle(Reader):
             raise
 
     async def _news(self, wanted: Callable[[], bool]) -> None:
-        """Wait until there is what is wanted."""
+        """Wait for the engine's news until `wanted` is true."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -216,7 +220,7 @@ class EngineTraceback(Exception):
 
 
 def _without_frames(error: Exception) -> None:
-    """Keep the traceback of an error as text: its frames would keep all rows of the round where it was raised."""
+    """Replace the traceback of an error by its text, since frames would keep the tensors of the round alive."""
     if not isinstance(error.__cause__, EngineTraceback):
         error.__cause__ = EngineTraceback("\n" + "".join(traceback.format_exception(error)))
         error.__context__ = None
@@ -224,7 +228,7 @@ def _without_frames(error: Exception) -> None:
 
 
 class _Chunks(Iterator[Chunk], AsyncIterator[Chunk]):
-    """What a loop reads from; leaving the loop drops it at once, whereas an event loop closes a generator later."""
+    """The iterator of a handle. Unlike an async generator, it is dropped as soon as the loop over it is left."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle

@@ -1,8 +1,8 @@
-"""The loop of an engine: every round advances all requests that run, in one target pass.
+"""The loop of an engine: every round advances all running requests in one target pass.
 
     admit -> choose parts of prompts -> a round (see `drafttree.engine.round_loop`) -> publish -> learn
 
-A loop belongs to one thread.
+Only one thread may use a loop.
 """
 
 import logging
@@ -26,9 +26,9 @@ from drafttree.models.inference import in_inference_mode
 logger = logging.getLogger("drafttree")
 
 SHORTEST_PART = 8
-"""Tokens of prompts in a pass at least, however dear they are, so that no prompt waits for ever."""
+"""The fewest tokens of prompts in a pass, whatever they cost, so that no prompt waits for ever."""
 STRETCH = 2.0
-"""A round with parts may take this many plain ones, however long those are."""
+"""A round with parts of prompts may take as long as this many plain rounds, however long those are."""
 
 
 class BatchLoop:
@@ -37,14 +37,14 @@ class BatchLoop:
     Args:
         loop: the loop of the decoder.
         controller: decides how much is drafted.
-        remember: told of every finished request.
-        max_batch: requests at once, at most.
-        memory: what their KV caches may take.
+        remember: called with every finished request.
+        max_batch: the most requests that run at once.
+        memory: reserves the rows of their KV caches.
         max_token_gap: as for `Engine`.
 
     Attributes:
         memory: as given.
-        metrics: metrics of all rounds.
+        metrics: counts since the loop was made, and its latest rounds.
     """
 
     def __init__(
@@ -67,36 +67,36 @@ class BatchLoop:
 
     @property
     def target(self) -> Model:
-        """The model whose output is wanted."""
+        """The target."""
         return self._loop.target
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
+        """Whether any request waits, pauses or runs."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
     @property
     def ready(self) -> bool:
-        """Whether a step would do anything: not where all requests wait for their texts to be read."""
+        """Whether a step would do anything; it would not if all requests pause until their texts are read."""
         scheduler = self._scheduler
         cancelled = self._cancelled or any(request.reader.cancelled for request in scheduler.waiting)
         return self.busy and (scheduler.ready or cancelled)
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Queue a request."""
         request.drafting.on_failure = self._drafter_failed
         request.drafting.controller = self._controller
         self._scheduler.add(request)
 
     def write(self, requests: Sequence[Request]) -> list[Generation]:
-        """The texts of requests, in their order, written in the thread of the caller.
+        """Write the texts of some requests in the caller's thread, and return them in the same order.
 
         Args:
-            requests: prepared by the loop's decoder, not opened; nothing else runs.
+            requests: the only requests of the loop, prepared by its decoder and not opened.
 
         Raises:
-            ContextError: one needs more rows of the KV cache than there are.
-            Exception: what a request failed with; the others end there.
+            ContextError: if a request needs more rows of the KV cache than there are.
+            Exception: the error of the first request that failed, which ends the others too.
         """
         for request in requests:
             self.memory.check(request.capacity)
@@ -113,14 +113,14 @@ class BatchLoop:
                 if errors:
                     raise errors[0]
         except BaseException:
-            errors.clear()  # the frames of each lead here, and would keep all texts until the garbage collector comes
+            errors.clear()  # their frames refer to this one, and would keep all texts until the garbage collector runs
             self.stop("interrupted")
             raise
         return [result.text for result in results]
 
     @in_inference_mode
     def step(self) -> None:
-        """Advance every request that runs by one round. An error of one of them ends that one alone."""
+        """Advance every running request by one round. The error of a request ends that request only."""
         self._drop_cancelled()
         for unread in self._scheduler.pause_unread():
             self._loop.close(unread)
@@ -132,18 +132,18 @@ class BatchLoop:
             broken = not is_out_of_memory(error)
             if not broken:
                 self._relieve(error)
-        if broken:  # not where the error is handled: what one request raises then would be told as of another's
+        if broken:  # outside of the handler, since errors of requests would get the handled error as their context
             self._advance_one_by_one()
         self.metrics.running = len(self._scheduler.running)
         self.metrics.waiting = len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
-        """End all requests where they are."""
+        """End all requests with their texts so far and this finish reason."""
         for request in self._scheduler.requests:
             self._end(request, reason)
 
     def cancel_all(self) -> None:
-        """Let no request go on beyond this round, and none begin; any thread may call it."""
+        """End all requests after this round, and let none begin. Any thread may call this."""
         self._cancelled = True
 
     def fail(self, error: Exception) -> None:
@@ -175,7 +175,7 @@ class BatchLoop:
                 self._fail(request, error)
 
     def _advance(self, running: Sequence[Request]) -> None:
-        """One round, and what stands before and after it."""
+        """Run one round: choose parts of prompts, advance the requests, publish what they wrote, and learn from it."""
         writing_requests = [request for request in running if not request.unread]
         reading_requests = [
             request for request in self._scheduler.by_turns(running) if request.unread and not request.waits
@@ -191,10 +191,10 @@ class BatchLoop:
         advance.clock.lap("publish")
         self._scheduler.charge(advance.clock.total)
         self._learn(writing_requests, prompt_parts, advance, committed)
-        del advance  # the frames of an error in it lead here, and must not lead back to it
+        del advance  # else an error in it and this frame would keep each other alive
 
     def _publish(self, request: Request, turn: Round | Exception) -> int:
-        """Tell the reader of a request what its round has added; how many tokens were committed."""
+        """Give the result of a round to the request's reader, and return how many tokens were committed."""
         try:
             if isinstance(turn, Exception):
                 raise turn
@@ -218,7 +218,7 @@ class BatchLoop:
             del turn  # as in `_advance`
 
     def _finish(self, request: Request) -> None:
-        """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""
+        """Keep what later texts can use of a finished one; if that fails, the text is not affected."""
         self._scheduler.remove(request)
         self.metrics.finished += 1
         try:
@@ -228,12 +228,12 @@ class BatchLoop:
             logger.warning("a finished text was not kept for later ones", exc_info=True)
 
     def _drafter_failed(self, error: Exception) -> None:
-        """Count an error of one request's drafter, which goes on without drafts."""
+        """Count and log the error of a drafter, after which a request continues without drafts."""
         self.metrics.drafter_failures += 1
         self._loop.trees.log_failure(error)
 
     def _learn(self, writing: Sequence[Request], parts: Sequence[PromptPart], advance: Advance, committed: int) -> None:
-        """Note what a round was, mend the costs by it, and judge drafting where nothing but writing was done in it."""
+        """Record a round, correct the costs by it and, if it read no prompts, let the controller learn from it."""
         drafts = advance.drafts
         clock = advance.clock
         controller = self._controller
@@ -255,29 +255,29 @@ class BatchLoop:
         self.metrics.record(turn)
         text_ended = any(request.finish_reason for request in writing)
         rest_seconds = None if parts or text_ended else turn.seconds - turn.target_seconds - turn.draft_seconds
-        groups = drafts.groups if drafts.failure is None else []  # a level that failed has taken time, too
+        groups = drafts.groups if drafts.failure is None else []  # the level that failed took time, too
         controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest_seconds, groups)
         if parts or not writing or drafts.failure is not None or (text_ended and not groups):
-            return  # the last round of a text, which drafts nothing, is no plain one that others compare with
+            return  # the last round of a text, which drafts nothing, is no plain round to compare others with
         controller.learn(turn.batch, turn.rows, committed, groups, drafts.expected)
         if groups:
             self.metrics.predicted_gain = controller.predicted_gain(turn.batch)
             self.metrics.measured_gain = controller.gain(turn.batch)
 
     def _end(self, request: Request, reason: str) -> None:
-        """End a text where it is, for a reason of ours, and tell its reader."""
+        """End a request with its text so far, and give that to its reader."""
         self._scheduler.remove(request)
         request.end(reason)
         request.publish(len(request.tokens))
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request with an error."""
+        """End a request with an error, and give that to its reader."""
         self._scheduler.remove(request)
         self.metrics.failed += 1
         request.reader.end(error)
 
     def _advance_one_by_one(self) -> None:
-        """Advance each request by a round of its own, after one of them has broken the pass of all."""
+        """Advance each request by a round of its own, after an error in the round of all."""
         self._drop_drafted()
         for request in list(self._scheduler.running):
             try:
@@ -290,11 +290,11 @@ class BatchLoop:
 
     @property
     def _has_room_to_make(self) -> bool:
-        """Whether other requests could wait, or kept beginnings of texts could go, where memory ran out."""
+        """Whether memory can be freed: other requests could wait, or kept beginnings of texts could be dropped."""
         return len(self._scheduler.running) > 1 or bool(self._scheduler.paused) or self._loop.prefixes.tokens > 0
 
     def _relieve(self, error: Exception) -> None:
-        """Make room after memory ran out in a pass: half of the batch waits again, or the only request fails."""
+        """Free memory after a pass ran out of it: let half of the batch wait again, or fail if nothing can be freed."""
         if self._has_room_to_make:
             self._drop_drafted()
             self._make_room(self._scheduler.halve())
@@ -303,7 +303,7 @@ class BatchLoop:
                 self._fail(request, error)
 
     def _make_room(self, waiting: Sequence[Request]) -> None:
-        """Drop kept beginnings of texts, and the rows of requests that wait again: their tokens are read again."""
+        """Drop kept beginnings of texts and the rows of requests that wait again, whose tokens are then read again."""
         self._loop.prefixes.clear()
         for request in waiting:
             self._loop.close(request)
@@ -314,19 +314,19 @@ class BatchLoop:
         logger.warning("memory ran out; %d requests wait again and %d go on", len(waiting), going_on)
 
     def _drop_drafted(self) -> None:
-        """Drop the rows that a broken pass may have drafted."""
+        """Drop uncommitted rows that a failed pass may have left in the KV caches."""
         for request in self._scheduler.running:
             request.cache.commit([])
 
 
 def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_token_gap: float) -> list[PromptPart]:
-    """What to read of prompts in the next pass, which must not hold up the texts that are being written.
+    """Choose the parts of prompts to read in the next pass, such that they do not delay other texts too much.
 
     Args:
-        reading: requests whose prompt is not read, the first in turn first.
-        writing: requests that write; each has a row of the pass.
+        reading: requests whose prompts are not read yet, in the order of their turns.
+        writing: the number of requests that write; each has a row in the pass.
         prices: costs of passes, in seconds.
-        max_token_gap: seconds that the round may take.
+        max_token_gap: seconds that the round may take, or `STRETCH` plain rounds if that is more.
     """
     room = LONGEST_PART
     prompt_parts = list[PromptPart]()
@@ -341,10 +341,10 @@ def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_t
 
 
 class Result(Reader):
-    """Keeps the text that comes of a request.
+    """Keeps the finished text of a request.
 
     Args:
-        errors: where what requests fail with is put.
+        errors: the list that errors of requests are added to.
     """
 
     text: Generation

@@ -1,4 +1,4 @@
-"""The scheduler: who waits, who runs, who pauses for others or for its reader, and who waits again."""
+"""The scheduler decides which requests wait, run, pause for others or for their reader, and start over."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
@@ -7,27 +7,26 @@ from drafttree.engine.memory import KVMemory
 from drafttree.engine.request import Request
 
 REGAIN_ROUNDS = 256
-"""Rounds after which a batch that memory made smaller may grow by one again."""
+"""Rounds after which a batch that shrank because memory ran out may grow by one request again."""
 
 
 class Scheduler:
-    """Admits requests as far as the batch and the memory have room: groups by turns, first come, first served.
+    """Admits requests as far as the batch and the memory have room: groups in turns, each first come, first served.
 
-    Next is a text of a group that has the fewest running, so that many texts of one group hold up no other. Among such
-    groups it is the one that waits longest: when a text begins, the rest of its group goes behind all that wait.
-    Where the batch is full, the youngest text of a group with at least two more running pauses for it: it keeps its
-    rows, and goes on when its group is next. What is next is never passed by what needs less memory, only by paused
-    texts, which need no more, so none starves.
+    Next is a text of a group with the fewest running texts, so that many texts of one group delay no other group. Among
+    such groups, the one that has waited longest is next: when a text begins, the rest of its group goes behind all that
+    wait. If the batch is full, the youngest text of a group with at least two more running texts pauses for the next
+    one. It keeps its rows, and continues when its group is next. A text that needs less memory never overtakes the next
+    one; only paused texts do, since they need no more. So no text starves.
 
-    A text whose reader takes no more for now (`Reader.full`) pauses too, until it does. It gives its rows up where the
-    text that is next needs them.
+    A text also pauses while its reader takes no more (`Reader.full`). It gives up its rows if the next text needs them.
 
-    A text whose constraints take longer than its share of the rounds sits rounds out, so that an ambiguous grammar
-    makes its own text slow rather than those beside it.
+    A text whose constraints take longer than its share of the rounds is left out of some rounds, so that an ambiguous
+    grammar slows down its own text rather than the others.
 
     Args:
-        max_batch: requests that run at once, at most.
-        memory: what their KV caches may take.
+        max_batch: the most requests that run at once.
+        memory: reserves the rows of their KV caches.
 
     Attributes:
         waiting: the requests that wait or pause, in order of arrival.
@@ -49,35 +48,35 @@ class Scheduler:
 
     @property
     def requests(self) -> list[Request]:
-        """All of them, those that run first."""
+        """All requests, the running ones first."""
         return [*self.running, *self.waiting]
 
     @property
     def in_round(self) -> list[Request]:
-        """The running requests that take part in the next round; one does if any runs."""
+        """The running requests that take part in the next round; all of them if each has exceeded its share."""
         return [request for request in self.running if request.overtime <= self._share] or self.running
 
     @property
     def paused(self) -> list[Request]:
-        """Those that began and do not run at present."""
+        """The waiting requests that have begun, and keep their rows."""
         return [request for request in self.waiting if request.holds_rows]
 
     @property
     def ready(self) -> bool:
-        """Whether a round would do anything: not where all requests pause until their texts are read."""
+        """Whether a round would do anything; it would not if all requests pause until their texts are read."""
         return bool(self.running) or not self._settled or self._full() != self._unread
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Queue a request."""
         request.turn = self._newest = max(self._newest, request.order)
         self.waiting.append(request)
         self._settled = False
 
     def pause_unread(self) -> list[Request]:
-        """Let the texts pause whose readers take no more for now.
+        """Pause the texts whose readers take no more for now.
 
         Returns:
-            Those that give up their rows, since the text that is next needs them.
+            The requests that give up their rows, since the next text needs them.
         """
         if (unread := self._full()) != self._unread:
             self._unread = unread
@@ -92,10 +91,10 @@ class Scheduler:
         return released_requests
 
     def admit(self) -> list[Request]:
-        """Move what there is room for from the waiting to the running.
+        """Let waiting requests run as far as there is room.
 
         Returns:
-            The requests that begin; those that go on after a pause are not among them.
+            The requests that begin, without those that continue after a pause.
         """
         self._regain()
         admitted = []
@@ -112,7 +111,11 @@ class Scheduler:
         return admitted
 
     def charge(self, seconds: float) -> None:
-        """Note how long a round was, which all that run share, and what the constraints of each took."""
+        """Charge each running request the time of its constraints in a round, less its equal share of the round.
+
+        Args:
+            seconds: the time of the whole round.
+        """
         self._share = seconds / max(len(self.running), 1)
         for request in self.running:
             excess_seconds = request.constraints.seconds - self._share
@@ -120,7 +123,7 @@ class Scheduler:
             request.constraints.seconds = 0.0
 
     def remove(self, request: Request) -> None:
-        """Take a request out of the queue or the batch, and give its memory back."""
+        """Remove a request from the queue or the batch, and release its rows."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -130,19 +133,19 @@ class Scheduler:
         self._settled = False
 
     def halve(self) -> list[Request]:
-        """Let the younger half of the batch wait again, in front of the others, and admit no more than are left.
+        """Let the younger half of the batch wait again, and limit the batch to the other half.
 
         Returns:
-            Those that gave up their rows, the oldest first; none if only one request holds any.
+            The requests that gave up their rows, the oldest first; none if only one request holds rows.
         """
         remaining_count = max(len(self.running) // 2, 1)
         return self.put_back(sorted(self.running, key=lambda request: request.order)[remaining_count:])
 
     def put_back(self, requests: Sequence[Request]) -> list[Request]:
-        """Let running requests wait again in their place of the queue, and admit no more than are left.
+        """Let running requests wait again, at their place in the queue, and limit the batch to those still running.
 
         Returns:
-            Those that gave up their rows, the oldest first: the given ones and all that paused.
+            The requests that gave up their rows, the oldest first: the given ones and all paused ones.
         """
         waiting_requests = sorted([*requests, *self.paused], key=lambda request: request.order)
         for request in waiting_requests:
@@ -154,7 +157,7 @@ class Scheduler:
         return waiting_requests
 
     def by_turns(self, requests: Sequence[Request]) -> list[Request]:
-        """Requests by age, the first of every group before the second of any."""
+        """Sort requests by age, with the first of every group before the second of any group."""
         group_counts: Counter[Hashable] = Counter()
         turns: list[tuple[int, Request]] = []
         for request in sorted(requests, key=lambda request: request.order):
@@ -182,12 +185,12 @@ class Scheduler:
                 waiting_request.turn = self._newest + 1
 
     def _next(self) -> Request | None:
-        """The request whose turn it is; a paused one where that one's memory is not there yet."""
+        """The request whose turn it is, or a paused one if there is not enough memory for that yet."""
         request = self._first(self.waiting)
         return self._first(self.paused) if self._lacks_rows(request) else request
 
     def _first(self, requests: Iterable[Request]) -> Request | None:
-        """The request whose turn it is of those whose readers take more."""
+        """The request whose turn it is, among those whose readers take more."""
         at_once = Counter(request.group for request in self.running)
         candidates = (request for request in requests if request not in self._unread)
         return min(candidates, key=lambda request: (at_once[request.group], request.turn, request.order), default=None)
@@ -196,7 +199,7 @@ class Scheduler:
         return not (request is None or request.holds_rows or self._memory.fits(request.capacity))
 
     def _make_place(self, request: Request) -> bool:
-        """Whether a request may run, perhaps since another one pauses."""
+        """Whether a request may run; pauses another one if it must."""
         if len(self.running) < self._room:
             return True
         at_once = Counter(running_request.group for running_request in self.running)

@@ -1,9 +1,10 @@
 """How likely a drafted token is to be accepted, counted by its level, its rank and the drafter's log-probability of it.
 
-A drafter's probabilities are not acceptance probabilities: at temperature 0 its best token of probability 0.3 is often
-the target's best, and a guided draft's (coupling) are no probabilities of anything. So nodes are sorted into cells, and
-it is counted how many of those whose parent was accepted were accepted too. A cell with few counts follows the cells of
-its rank and log-probability at all levels, and those a curve that was fitted beforehand (docs/log.md, 2026-11-22).
+A drafter's probabilities are not acceptance probabilities: at temperature 0, its best token of probability 0.3 is often
+the target's best too, and those of a guided draft (coupling) are not probabilities at all. So nodes are sorted into
+cells, and of those whose parent was accepted it is counted how many were accepted too. A cell with few counts takes the
+rate of its rank and log-probability over all levels. If these are few too, a curve that was fitted beforehand counts
+(docs/log.md, 2026-11-22).
 """
 
 import math
@@ -14,31 +15,31 @@ from typing import Protocol
 from drafttree.core.tree import DraftTree
 
 LEVELS = 4
-"""Levels told apart; the last stands for all deeper ones."""
+"""Levels that are told apart; the last includes all deeper ones."""
 RANKS = 0, 1, 2, 3, 3, 3, 4
-"""The class of each rank among siblings; the last stands for all further ones."""
+"""The class of each rank among siblings; the last includes all further ranks."""
 CLASSES = RANKS[-1] + 1
 BINS, BIN_SCALE = 16, 6
-"""Bins of the log-probability l: the whole part of `BIN_SCALE` times the root of -l, so they are finest near 0."""
+"""Bins of a log-probability l: the integer part of `BIN_SCALE` * sqrt(-l), so bins are finest near 0."""
 PRIOR = [
     [1 / (1 + math.exp(1.3 * ((place + 0.5) / BIN_SCALE) ** 2 - odds)) for place in range(BINS)]
     for odds in (2.0, 1.3, 1.1, 1.1, 1.0)
 ]
-"""Rates before anything is counted, by class and bin, fitted to the embedded drafters at temperatures 0 and 1."""
+"""Prior acceptance rates by class and bin, fitted to the embedded drafters at temperatures 0 and 1."""
 PLACE_PRIOR = [0.5 * 0.3**place for place in range(CLASSES)]
-"""Accepted children of an accepted node, by class of their place, before anything is counted."""
+"""Prior number of accepted children of an accepted node, by class of their place."""
 PRIOR_WEIGHT, POOLED_WEIGHT = 8.0, 48.0
-"""Counts that a prior stands for, and that all levels together stand for at one of them."""
+"""Weights as counts: of a prior, and of all levels together in the rate of one level."""
 MOST = 128.0
-"""Counts of a cell at most: they are halved there, so that a text that changes is followed."""
+"""The most counts of a cell: at that number they are halved, so that rates follow a text that changes."""
 CARRIED = 32.0
-"""Counts of a cell that a later text begins with at most: it is of another kind, perhaps."""
+"""The most counts of a cell that a later text takes over, since it may be of another kind."""
 IMPOSSIBLE = -1e30
-"""Log-probability below which a token is impossible."""
+"""Tokens of a lower log-probability count as impossible."""
 
 
 class Grown(Protocol):
-    """What `chances` reads of a tree, finished or not: nodes level by level, siblings behind each other by rank."""
+    """The part of a tree, finished or not, that `chances` reads: nodes level by level, siblings in order of rank."""
 
     @property
     def parents(self) -> Sequence[int]: ...
@@ -47,7 +48,7 @@ class Grown(Protocol):
 
 
 class Acceptance:
-    """How often nodes were accepted whose parent was, of one kind of drafts."""
+    """Counts how often nodes were accepted whose parent was accepted, for one kind of drafts."""
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int, int], list[float]] = {}  # accepted and judged, by level, class and bin
@@ -55,7 +56,7 @@ class Acceptance:
         self._logs: dict[tuple[int, int, int], float] = {}  # logarithms of the rates that were asked for
 
     def copy(self, most: float = CARRIED) -> "Acceptance":
-        """The same rates with at most so many counts in a cell."""
+        """A copy with the same rates, but at most `most` counts per cell."""
         acceptance = Acceptance()
         for cell, (hits, trials) in self._cells.items():
             share = most / max(trials, most)
@@ -64,11 +65,11 @@ class Acceptance:
 
     @property
     def judged(self) -> float:
-        """Nodes that were counted and not forgotten."""
+        """The number of nodes that count at present."""
         return sum(trials for _, trials in self._cells.values())
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Count the nodes that a round has judged: those whose parent was accepted.
+        """Count the nodes that a round has judged, which are those whose parent was accepted.
 
         Args:
             tree: the tree that was verified.
@@ -90,8 +91,8 @@ class Acceptance:
         """Log-probabilities that nodes are accepted: 0 for the root, and never above a parent's or earlier sibling's.
 
         Args:
-            tree: the tree, perhaps not finished.
-            known: those of its first nodes, which becomes the result; None for none.
+            tree: the tree, finished or not.
+            known: the result for the first nodes, which is extended and returned; None if there is none.
         """
         known = [0.0] if known is None else known
         parents = tree.parents
@@ -118,12 +119,12 @@ class Acceptance:
         return known
 
     def children(self, depth: int) -> list[float]:
-        """Accepted children to expect of an accepted node at a depth, by class of rank, if it is expanded."""
+        """Expected accepted children of an accepted node at this depth if it is expanded, by class of rank."""
         level = min(depth, LEVELS - 1)
         return [self._shared_rate(level, rank_class, of=0) for rank_class in range(CLASSES)]
 
     def places(self, depth: int, count: int) -> list[float]:
-        """Rates at which the first, second ... drawn child at a depth is accepted if its parent is; they never rise."""
+        """Rates at which the first, second ... drawn child at this depth is accepted if its parent is; never rising."""
         level = min(depth, LEVELS) - 1
         rates = [
             *accumulate((self._shared_rate(level, rank_class, of=rank_class) for rank_class in range(CLASSES)), min)
@@ -143,7 +144,7 @@ class Acceptance:
         return _shrunk(level_counts[cell[0]][0], level_counts[cell[0]][1], pooled_rate, POOLED_WEIGHT)
 
     def _shared_rate(self, level: int, kind: int, *, of: int) -> float:
-        """Accepted nodes of a class for each judged one of class `of`, whatever the drafter said of them."""
+        """Accepted nodes of class `kind` per judged node of class `of`, whatever their log-probabilities."""
         hits = sum(row[kind][0] for row in self._sums)
         trials = sum(row[of][1] for row in self._sums)
         pooled_rate = _shrunk(hits, trials, PLACE_PRIOR[kind], PRIOR_WEIGHT)
@@ -151,7 +152,7 @@ class Acceptance:
 
 
 def _shrunk(hits: float, trials: float, expected: float, weight: float) -> float:
-    """A rate that begins as the expected one, which stands for so many trials."""
+    """The rate `hits / trials`, with `weight` further trials at the expected rate."""
     return (hits + weight * expected) / (trials + weight)
 
 

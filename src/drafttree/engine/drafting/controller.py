@@ -1,11 +1,11 @@
-"""The controller: how much is drafted, for a text that is written alone and for a batch, by one law.
+"""The controller decides how much is drafted, by one law for a text that is written alone and for a batch.
 
     rate = (texts + sum of chances of drafted nodes) / (T(rows + nodes) + draft passes + the rest)
 
-It is asked before a round (rest or draft, and by which model), while trees grow (which nodes to expand, how many
-children to draw) and at the end (which nodes to keep), and told of every round. Whose node it is does not matter, so
-one text is a batch of one. Prices are costs by `Prices`, gains are in plain rounds: what a text commits in one and what
-one costs.
+It is asked before a round (whether to draft, and by which model), while trees grow (which nodes to expand, how many
+children to draw) and at the end (which nodes to keep), and it learns from every round. The law does not care whose node
+it is, so a text alone is a batch of one. Costs come from `Prices`. Gains are in plain rounds: tokens over what a plain
+round commits, minus cost over what a plain round costs.
 """
 
 import math
@@ -24,56 +24,56 @@ from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
 
 LOST, RETRY, GAINED = 2.0, 0.5, 4.0
-"""Plain rounds that drafting may lose before it pauses, those that a retry may lose, and those of a gain that are
-remembered. Of many texts at once a round shows more: what they may lose is divided by the root of their number."""
+"""Plain rounds that drafting may lose before it pauses, that a retry may lose, and that earlier gains may make up for
+at most. A round of many texts is more evidence, so the first two are divided by the square root of their number."""
 SHORTEST, LONGEST = 8, 512
-"""Rounds of the first pause and of the longest; each is twice the one before it."""
+"""Rounds of the first and the longest pause; each pause is twice as long as the one before."""
 LOSS = 0.005
-"""The share of time that trying drafts again and again may lose: pauses are no longer than that needs."""
+"""Share of time that retrying drafts may lose; pauses are no longer than this needs."""
 LOOK_EVERY = 4
-"""Rounds of a pause after which a drafter that can tell is asked what it expects: asking takes time too."""
+"""In a pause, a drafter that can tell what it expects is asked every so many rounds, since asking takes time too."""
 ANSWER, ASKING, LONGEST_UNASKED = 5e-5, 0.01, 16
-"""Seconds in which a text tells what it expects, the share of plain rounds that such answers may take where no text
-wants drafts, and rounds without them at most: passes of small models are not long enough for them."""
+"""Seconds in which a text tells what it expects, the share of plain rounds that asking may take while no text wants
+drafts, and the most rounds without asking. Only rounds of small models are so short that this matters."""
 DOUBT = 2.0
-"""By what the accepted tokens that a drafter expects are divided while it pauses: it has expected too many."""
+"""In a pause, the accepted tokens that a drafter expects are divided by this: it has expected too many."""
 WATCHED, WATCHES = 0.02, 64
-"""The share of time for asking a head that pauses, while it is not known whether it is read in a right way, and pauses
-that are shorter for that: a warning needs some thirty of its claims, which would else take thousands of rounds."""
+"""Share of time for retrying a head while it is not known whether it is read correctly, and how many pauses are shorter
+for that. A warning needs some thirty of the head's claims, which would otherwise take thousands of rounds."""
 PLAIN_ROUNDS, FIRST_PROBE, PROBE = 3, 16, 128
-"""Where a clock tells costs: plain rounds before the first drafts, since a slow one must not decide what drafts are
-compared with, and drafted rounds after which a plain one is timed again, at first and in the end."""
+"""If costs come from a clock: plain rounds before the first drafts, so that no single slow one is the baseline, and
+drafted rounds between later plain ones, at first and at most."""
 USUAL = 2.0
-"""Tokens that a text is taken to commit in a round of two drafted nodes while rounds of a model are unknown."""
+"""Tokens that a text is assumed to commit in a round with two drafted nodes, while rounds of a model are unknown."""
 PRIOR_ROUNDS = 4.0
-"""Rounds of one text that such a guess stands for, or that plain decoding's rate stands for in drafting's."""
+"""Rounds of one text that this assumption counts for, or plain decoding's rate as the first guess of drafting's."""
 NODES_A_ROW, MORE_NODES = 4, 64
-"""Drafted nodes that are weighed at most: so many for each row of the pass without them, and some more."""
+"""The most drafted nodes that are weighed: so many per row of the pass without them, plus a constant."""
 WIDEST = 256
-"""Nodes over all texts whose draft pass is weighed at most."""
+"""The largest width of a draft pass, over all texts, that is weighed."""
 ROUNDING = 1e-4
-"""Difference of log-probabilities that rounding may make."""
+"""Rounding error of log-probabilities."""
 OF_DRAFTS = replace(UNKNOWN, target=Costs((1,), (1.0,)))
-"""Costs where trees stay as they are written: rows cost nothing, since the policy takes as many of lookup's."""
+"""Costs for trees that are not cut: rows of the target pass cost nothing, since the policy alone decides how many."""
 
 NONE_WANTED = "no request wants drafts"
 Kind = tuple[bool, int]
-"""Of drafts: whether the text is greedy, and which model of the drafter drafted."""
+"""A kind of drafts: whether the text is greedy, and the index of the drafter's model."""
 Groups = Sequence[tuple[int, Sequence[int]]]
-"""Source of drafts and widths over all texts, for every group of texts that drafted together."""
+"""Per group of texts that drafted together: the index of the drafter's model, and widths over all its texts."""
 
 
 @dataclass
 class _Model:
-    """What drafting by one model of the drafter has gained at a batch size.
+    """Gains and losses of drafting with one model of the drafter, at a batch size.
 
     Attributes:
-        tokens: tokens of recent rounds.
-        cost: their cost.
+        tokens: committed tokens of recent rounds, older ones counting less.
+        cost: cost of these rounds.
         surplus: plain rounds by which it is ahead of plain decoding.
-        lost: plain rounds that it has lost since its latest pause.
-        waiting: rounds before it is tried again.
-        pause: rounds of its latest pause, 0 where it was ahead since.
+        lost: plain rounds that it has lost since its last pause.
+        waiting: rounds until it is retried.
+        pause: rounds of its last pause, 0 if it has been ahead since.
     """
 
     tokens: float = 0.0
@@ -84,7 +84,15 @@ class _Model:
     pause: int = 0
 
     def judge(self, gain: float, evidence: float, longest: int) -> None:
-        """Pause where drafting has lost too much, twice as long each time, up to what it has lost by being tried."""
+        """Count the gain of a round, and begin a pause if drafting has lost too much.
+
+        A pause is twice as long as the one before, up to what the losses since then are worth.
+
+        Args:
+            gain: plain rounds that were gained, negative for a loss.
+            evidence: the square root of the number of texts.
+            longest: the most rounds of a pause.
+        """
         self.surplus = min(self.surplus + gain, GAINED)
         self.lost = max(self.lost - gain, 0.0)
         if self.surplus * evidence >= -LOST:
@@ -98,17 +106,17 @@ class _Model:
 
 @dataclass
 class _Size:
-    """What is known of rounds of about so many texts.
+    """State for rounds of about one batch size.
 
     Attributes:
-        models: what drafting by each model has gained.
+        models: per model of the drafter, its gains and losses.
         expected: tokens that were expected of the rounds that `models` count.
-        unknown: what a guess of their rate counts for by now.
-        plain: plain rounds.
-        since_plain: drafted rounds since the latest of them.
-        probe: drafted rounds after which there is one again.
-        paused: why nothing is drafted in a pause, as it was when it began; empty before that is asked.
-        unasked: rounds before texts are asked again what they expect.
+        unknown: the weight left to the first guess of their rate, 1 at first.
+        plain: the number of plain rounds.
+        since_plain: drafted rounds since the last plain one.
+        probe: drafted rounds after which a plain one follows.
+        paused: why nothing is drafted in a pause, as of its beginning; empty until somebody asks.
+        unasked: rounds until texts are asked again what they expect.
     """
 
     models: list[_Model]
@@ -121,7 +129,7 @@ class _Size:
     unasked: int = 0
 
     def model(self, source: int) -> _Model:
-        """One of the models."""
+        """The state of a model, begun if it is new."""
         self.models += [_Model() for _ in range(len(self.models), source + 1)]
         return self.models[source]
 
@@ -135,14 +143,14 @@ class _Size:
 
 
 class Controller:
-    """Decides what is drafted, and learns what is accepted and what it costs.
+    """Decides what is drafted, and learns which drafts are accepted and what they cost.
 
     Args:
-        prices: what passes cost.
-        budget: drafted nodes of a text and round, as a mean over the batch; infinite for trees as their policy grows
+        prices: costs of passes and rounds.
+        budget: drafted nodes per text and round, as a mean over the batch; infinite to keep trees as their policy grows
             them; None for as many as pay.
-        heads: models that are heads.
-        head_watch: tests whether they are read in a right way; None where that is not to be known.
+        heads: indices of the drafter's models that are heads.
+        head_watch: tests whether heads are read correctly; None if its result must not decide anything.
     """
 
     def __init__(
@@ -162,7 +170,10 @@ class Controller:
         self._watches = WATCHES
 
     def begin_with(self, earlier: "Controller") -> None:
-        """Begin a text that is written alone with what the one before it has learned, at the costs of this one."""
+        """Take over what the controller of an earlier text has learned, for a text that is written alone.
+
+        Costs are rescaled to the prices of this controller, and the earlier rounds count half.
+        """
         self._watches = earlier._watches
         pace = self.prices.round(1, 1) / earlier.prices.round(1, 1)
         self._acceptance = {draft_kind: acceptance.copy() for draft_kind, acceptance in earlier._acceptance.items()}
@@ -175,11 +186,11 @@ class Controller:
     # Before a round.
 
     def rests(self, batch: int) -> bool:
-        """Whether rounds of so many texts draft nothing at present."""
+        """Whether drafting pauses for batches of this size, with every model."""
         return self.budget is None and all(model.waiting for model in self._size(batch).models)
 
     def reason(self, batch: int) -> str | None:
-        """Why not to draft in the next round of so many texts; None to draft for those that `choose` finds it for."""
+        """Why nothing is drafted in the next round of a batch of this size; None to let `choose` decide per text."""
         size = self._size(batch)
         if self.budget is not None:
             return None
@@ -192,23 +203,29 @@ class Controller:
         return None
 
     def _paused(self, batch: int) -> str:
-        size = self._size(batch)  # most rounds may be those of a pause, and nobody may want to know
+        size = self._size(batch)  # written when asked for: most rounds may pause, and nobody may ask
         size.paused = size.paused or f"drafting was {self.gain(batch) or 0:.2f} times plain decoding at this batch"
         return size.paused
 
     def none_wanted(self, batch: int) -> str:
-        """Why nothing was drafted where that was for the texts to say."""
+        """Why nothing was drafted in a round for which `reason` had no objection."""
         return self._paused(batch) if self.rests(batch) else NONE_WANTED
 
     def asked_in_vain(self, batch: int, texts: int) -> None:
-        """Note that no text wants drafts, after so many have told what they expect: that must not take much time."""
+        """Note that no text wants drafts, and put off asking again, so that asking takes little time.
+
+        Args:
+            batch: texts of the round.
+            texts: how many of them were asked what they expect.
+        """
         rounds = ANSWER * texts / (ASKING * self.prices.round(batch, batch))
         self._size(batch).unasked = min(round(rounds), LONGEST_UNASKED)
 
     def choose(self, session: Session, batch: int) -> int | None:
-        """Which model of the drafter drafts for a text in the next round, None for none.
+        """Choose the drafter's model that drafts for a text in the next round; None for none.
 
-        Lookup, which says what it expects, drafts where that beats plain decoding and the other model.
+        Lookup, whose session tells how many accepted tokens to expect, drafts if that beats the drafter's other model
+        and, without a budget, plain decoding.
         """
         model_source = int(session.mixes)
         if self.budget is not None and not session.mixes:
@@ -233,13 +250,13 @@ class Controller:
         return 0 if rate > max(rival_rates, default=0.0) else fallback_source
 
     def pays_without_drafting(self, nodes: int, accepted: float, usual: float, source: int, batch: int) -> bool:
-        """Whether rounds over nodes that cost no draft pass commit more for their cost than rounds that draft.
+        """Whether rounds with nodes that need no draft pass commit more per cost than rounds that draft.
 
         Args:
-            nodes: such nodes of a text.
+            nodes: the number of such nodes of a text.
             accepted: how many of them are expected to be accepted.
-            usual: how many a round with drafts usually accepts.
-            source: which model drafts there.
+            usual: how many tokens a round that drafts usually accepts.
+            source: the index of the model that drafts in such a round.
             batch: texts of the round.
         """
         undrafted_cost = self.prices.round(batch, batch * (1 + nodes))
@@ -251,14 +268,14 @@ class Controller:
     def limits(
         self, policy: TreePolicy, proposal: Proposal, kinds: Sequence[Kind], batch: int, rows: int
     ) -> Limits | None:
-        """What limits the trees of texts that draft together; None where they grow as their policy says.
+        """The limits on the trees of texts that draft together; None if only their policy limits them.
 
-        With a budget those of `auto` are limited all the same: it has no limits of its own.
+        With a budget that is so, except for policies that use costs, such as `auto`, which have no other limits.
 
         Args:
-            policy: their policy.
+            policy: the policy of all these texts.
             proposal: how children are chosen.
-            kinds: of the drafts of each, by one model.
+            kinds: per text, the kind of its drafts, all of the same model.
             batch: texts of the round.
             rows: rows of the target pass without drafted nodes.
         """
@@ -288,18 +305,21 @@ class Controller:
         rows: int,
         known: Sequence[list[float] | None],
     ) -> tuple[list[DraftTree], float]:
-        """The trees of a round with the nodes of all of them that are worth their rows, and the tokens to expect.
+        """Cut the trees of a round to the nodes that are worth their rows.
 
-        What they are scored by is the log-probability that a node is accepted.
-
-        Trees that were drawn stay whole: dropping a node for what it is would bias the text.
+        Trees are scored by the log-probabilities that their nodes are accepted. Drawn trees stay whole: dropping a node
+        for what was drawn would bias the text.
 
         Args:
-            trees: one of each text.
-            kinds: of their drafts.
-            budgets: nodes of each at most, the root included.
+            trees: the tree of each text.
+            kinds: the kind of each text's drafts.
+            budgets: the largest number of nodes of each tree, the root included.
             rows: rows of the target pass without drafted nodes.
-            known: log-probabilities that their nodes are accepted, None where they were not asked for.
+            known: per tree, the log-probabilities that its first nodes are accepted, or None if they were not computed.
+
+        Returns:
+            The trees, and the number of tokens that the round is expected to commit. That is one per text if the budget
+            is infinite and no tree had to be cut.
         """
         batch = len(trees)
         if self.budget == math.inf and all(map(le, (tree.size for tree in trees), budgets)):
@@ -310,27 +330,25 @@ class Controller:
         ]
         if any(tree.proposal is not Proposal.TOP_K for tree in trees):
             return [*trees], batch + sum(math.exp(chance) for tree_chances in chances for chance in tree_chances[1:])
-        nodes = list[tuple[float, int]]()
-        for tree_index, tree_chances in enumerate(chances):
-            nodes += [
-                (-chance, tree_index) for chance in sorted(tree_chances[1:], reverse=True)[: budgets[tree_index] - 1]
-            ]
-        nodes.sort()
-        probs = [math.exp(-chance) for chance, _ in nodes]
-        if self.budget is None:
-            count, _ = best_count(probs, self.costs(batch, rows), self.rate(batch))
-            if self._size(batch).probe > FIRST_PROBE and not self.prices.knows_rows(batch):
-                count += max(count, batch)  # always adding as many would never show that rows have other prices
-        else:
-            count = int(min(self.budget * batch, len(nodes)))
-        sizes = [1] * batch
-        for _, tree_index in nodes[:count]:
-            sizes[tree_index] += 1
-        scored_trees = [
-            replace(tree, scores=(math.inf, *tree_chances[1:]))
-            for tree, tree_chances in zip(trees, chances, strict=True)
-        ]
-        return [tree.best(size) for tree, size in zip(scored_trees, sizes, strict=True)], batch + sum(probs[:count])
+        nodes = _likeliest_nodes(chances, budgets)
+        probs = [math.exp(-loss) for loss, _ in nodes]
+        count = self._node_count(probs, batch, rows)
+        return _cut_to(nodes[:count], trees, chances), batch + sum(probs[:count])
+
+    def _node_count(self, probs: Sequence[float], batch: int, rows: int) -> int:
+        """How many drafted nodes of a round to verify.
+
+        Args:
+            probs: probabilities that they are accepted, in falling order.
+            batch: texts of the round.
+            rows: rows of the target pass without drafted nodes.
+        """
+        if self.budget is not None:
+            return int(min(self.budget * batch, len(probs)))
+        count, _ = best_count(probs, self.costs(batch, rows), self.rate(batch))
+        if self._size(batch).probe > FIRST_PROBE and not self.prices.knows_rows(batch):
+            count += max(count, batch)  # always adding as many would never show that rows have other prices
+        return count
 
     def costs(self, batch: int, rows: int) -> list[float]:
         """Costs of target passes with 0, 1, 2 ... drafted nodes."""
@@ -339,19 +357,19 @@ class Controller:
     # Afterwards.
 
     def accept(self, kind: Kind, tree: DraftTree, path: Sequence[int]) -> None:
-        """Count which nodes of a tree were accepted."""
+        """Learn from a verified tree which of its nodes were accepted."""
         if tree.size > 1 and self.budget != math.inf:
             self.acceptance(kind).observe(tree, path)
 
     def learn(self, batch: int, rows: int, committed: float, groups: Groups, expected: float = 0.0) -> None:
-        """Judge drafting by a round.
+        """Learn from a round what drafting gains, and let models pause that lose.
 
         Args:
-            batch: texts that it advanced.
+            batch: texts of the round.
             rows: rows of its target pass.
             committed: tokens that it committed.
             groups: what was drafted.
-            expected: tokens that were expected of it.
+            expected: tokens that it was expected to commit.
         """
         size = self._size(batch)
         if self.budget == math.inf and len(size.models) == 1:
@@ -383,7 +401,7 @@ class Controller:
             self._watches -= max_pause < LONGEST and size.model(source).waiting == max_pause and self._watches > 0
 
     def _longest_pause(self, source: int, batch: int) -> int:
-        """Rounds of a pause at most; fewer while it is not known whether a head is read in a right way."""
+        """The most rounds of a pause; fewer while it is not known whether a head is read correctly."""
         watch = self._head_watch
         if source not in self._heads or watch is None or not watch.is_open or not self._watches:
             return LONGEST
@@ -391,24 +409,27 @@ class Controller:
         return min(max(math.ceil(asking_share / WATCHED), SHORTEST), LONGEST)
 
     def gain(self, batch: int) -> float | None:
-        """Tokens by cost of drafted rounds over plain ones; None before any."""
+        """Tokens per cost of drafted rounds, relative to plain ones; None before the first drafted round."""
         size = self._size(batch)
         return size.tokens / size.cost * self.prices.round(batch, batch) / batch if size.cost else None
 
     def predicted_gain(self, batch: int) -> float | None:
-        """The same by the tokens that were expected."""
+        """Like `gain`, with the tokens that were expected in place of those that were committed."""
         size = self._size(batch)
         return size.expected / size.cost * self.prices.round(batch, batch) / batch if size.cost else None
 
     def rate(self, batch: int) -> float:
-        """Tokens by cost that rounds of so many texts reach, of the better kind; drafting begins as plain rounds do."""
+        """Tokens per cost of drafted or of plain rounds at this batch size, whichever is more.
+
+        Drafted rounds are taken to be as good as plain ones until some are known.
+        """
         size = self._size(batch)
         plain_cost = self.prices.round(batch, batch)
         weight = size.unknown * max(PRIOR_ROUNDS / batch, 1.0)
         return max((size.tokens + weight * batch) / (size.cost + weight * plain_cost), batch / plain_cost)
 
     def acceptance(self, kind: Kind) -> Acceptance:
-        """What is known of a kind of drafts."""
+        """The counts of acceptance of a kind of drafts."""
         if kind not in self._acceptance:
             self._acceptance[kind] = Acceptance()
         return self._acceptance[kind]
@@ -419,16 +440,47 @@ class Controller:
         return size
 
 
-def as_written() -> Controller:
-    """The controller of a text that is written alone by a policy that weighs no costs, whose trees stay as they are.
+def _likeliest_nodes(chances: Sequence[list[float]], budgets: Sequence[int]) -> list[tuple[float, int]]:
+    """The drafted nodes of all trees that their budgets have room for, likeliest first.
 
-    Where a drafter mixes lookup with a model, it decides by what draft passes usually cost.
+    Args:
+        chances: per tree, the log-probabilities that its nodes are accepted, the root first.
+        budgets: the largest number of nodes of each tree, the root included.
+
+    Returns:
+        Per node, minus that log-probability and the index of its tree.
+    """
+    nodes = list[tuple[float, int]]()
+    for tree_index, (tree_chances, budget) in enumerate(zip(chances, budgets, strict=True)):
+        likeliest_chances = sorted(tree_chances[1:], reverse=True)[: budget - 1]
+        nodes += [(-chance, tree_index) for chance in likeliest_chances]
+    return sorted(nodes)
+
+
+def _cut_to(
+    nodes: Sequence[tuple[float, int]], trees: Sequence[DraftTree], chances: Sequence[list[float]]
+) -> list[DraftTree]:
+    """The trees cut to these nodes of `_likeliest_nodes`, and scored by the log-probabilities of acceptance."""
+    sizes = [1] * len(trees)
+    for _, tree_index in nodes:
+        sizes[tree_index] += 1
+    cut_trees = list[DraftTree]()
+    for tree, tree_chances, size in zip(trees, chances, sizes, strict=True):
+        scored_tree = replace(tree, scores=(math.inf, *tree_chances[1:]))
+        cut_trees.append(scored_tree.best(size))
+    return cut_trees
+
+
+def as_written() -> Controller:
+    """Make the controller of a text that is written alone with a policy that uses no costs: trees are not cut.
+
+    If the drafter mixes lookup with a model, it chooses between them by what draft passes usually cost.
     """
     return Controller(Prices(OF_DRAFTS, frozen=True), budget=math.inf)
 
 
 class _Selected:
-    """Limits of trees whose children are selected: the likeliest nodes of all texts are expanded, as many as pay."""
+    """Limits on trees of the draft's best tokens: the likeliest nodes of all texts are expanded, as many as pay."""
 
     def __init__(
         self, controller: Controller, acceptance: Sequence[Acceptance], source: int, batch: int, rows: int
@@ -463,17 +515,19 @@ class _Selected:
         return [sorted(nodes) for nodes in frontiers]
 
     def children(self, texts: Sequence[GrowingTree], depth: int) -> None:
-        """All of what the policy keeps: what is not worth its row is cut in the end."""
+        """No limit: nodes that are not worth their rows are cut from the finished trees."""
 
 
 class _Drawn:
-    """Limits of trees whose children are drawn, which may not be cut: they follow from places, so no draw decides them.
+    """Limits on trees whose children are drawn, which may not be cut afterwards.
+
+    They depend on a node's level and on its place among its siblings, not on the tokens that are drawn.
 
     Args:
-        acceptance: what is known of the drafts.
-        levels: levels that are drafted.
-        floor: the log-probability of acceptance, by places, from which nodes are drawn.
-        texts: texts that draft together.
+        acceptance: counts of acceptance of these drafts.
+        levels: levels to draft.
+        floor: nodes are drawn if their log-probability of acceptance, by their places, is at least this.
+        texts: the number of texts that draft together.
     """
 
     def __init__(self, acceptance: Acceptance, levels: int, floor: float, texts: int) -> None:

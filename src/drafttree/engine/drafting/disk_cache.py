@@ -1,6 +1,6 @@
-"""Costs that were measured on this machine, as JSON files in the user's cache folder, one for each key.
+"""Keeps measured costs of this machine as JSON files in the user's cache folder, one file per key.
 
-A cache only saves time, so a read-only home or a broken file is no error.
+The cache only saves time, so a read-only home or a broken file is no error.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 
 def read_cached(key: str) -> dict[str, Any] | None:
-    """The value of a key, None where there is none that can be read."""
+    """Return the value of a key; None if there is none, or it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         entry = json.loads(_file(key).read_text(encoding="utf-8"))
         if isinstance(entry, dict) and entry.get("key") == key and isinstance(entry.get("value"), dict):
@@ -24,7 +24,7 @@ def read_cached(key: str) -> dict[str, Any] | None:
 
 
 def write_cached(key: str, value: dict[str, Any]) -> None:
-    """Keep a value, where that can be; another process sees the old one or the new one, never a part."""
+    """Store a value if possible. Other processes see the old value or the new one, never a part of it."""
     with contextlib.suppress(OSError):
         path = _file(key)
         path.parent.mkdir(parents=True, exist_ok=True)

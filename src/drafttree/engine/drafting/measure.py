@@ -1,8 +1,8 @@
-"""Measures a `CostCurve`, by two seconds of passes and rounds at most, and mends it by the rounds of texts.
+"""Measures a `CostCurve` by passes and rounds of at most two seconds, and corrects it by the rounds of texts.
 
-What there is no time for, since a pass of a large model takes long, is estimated by the bytes that a pass reads. Of
-repeated passes the fastest counts, since what else a machine does lengthens some and not others, and of repeated
-rounds the median, which is what rounds of a text take too.
+Passes of a large model may take too long for that; what was not measured is estimated from the bytes that a pass reads.
+The fastest of repeated passes counts, since other work on the machine slows down some of them. Of repeated rounds the
+median counts, since that is what rounds of a text take too.
 """
 
 import logging
@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, starmap
 from statistics import median
 from typing import NamedTuple
 
@@ -27,40 +27,40 @@ from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
 SIZES = (1, 8, 64, 4, 16, 2, 32)
-"""Nodes of the passes, in the order in which they are measured as long as there is time."""
+"""Nodes of the passes to measure, in the order in which that is done while there is time."""
 CONTEXT = 16
-"""Tokens before the rounds; few, since large models read them slowly. Passes alone stand behind one."""
+"""Tokens before the rounds; few, since large models read them slowly. Passes alone follow one token."""
 TOKENS = 64
-"""Tokens of the rounds' text at most."""
+"""The most tokens of the rounds' text."""
 READ = 512
-"""Tokens that are read before passes are timed behind a long context."""
+"""The most tokens to read before passes are timed after a long context."""
 WIDE = 8
-"""Nodes of the frontiers, at most, whose draft passes are measured beside those of a single node."""
+"""Nodes of the widest frontiers whose draft passes are measured; the others have one node."""
 LONGEST_WAIT = 2.0
 """Seconds that a text may wait for costs."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
-"""The time for all passes, for the rounds of each policy, and how often each is measured at most."""
+"""Seconds for all passes, seconds for the rounds of each trial, and the most repeats of each."""
 FEWEST_ROUNDS = 3
-"""Rounds of each policy at least; the first is not counted."""
+"""The fewest rounds of each trial; the first of them does not count."""
 QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
-"""The same for the passes that tell whether costs of an earlier process still hold."""
+"""Repeats and seconds of the passes that check whether the costs of an earlier process still hold."""
 WRONG_BY = 0.15
-"""The share by which costs may be wrong before their file is mended, or they are measured anew."""
+"""Relative error of costs from which their file is corrected, or they are measured anew."""
 FEWEST = 16
-"""Rounds of texts that have to be seen before they change anything."""
+"""Rounds of texts to see before they change the costs."""
 TRIAL_TEMPERATURE = 0.3
-"""Of sampled rounds: low enough that lookup finds drafts in their text, high enough that trees grow wide."""
+"""Temperature of sampled trials: low enough that lookup finds drafts, high enough that trees grow wide."""
 UNKNOWN_SHARE = 0.25
-"""What a draft pass costs in target passes where neither's bytes are known."""
+"""Cost of a draft pass in target passes, if the bytes of the target are not known."""
 
 
 class Trial(NamedTuple):
-    """A kind of rounds that are measured.
+    """A kind of rounds to measure.
 
     Attributes:
-        policy: their policy.
-        nodes: of their trees, the root included, at most.
-        widths: of the frontiers that are drafted from, at most.
+        policy: the policy of its trees.
+        nodes: the most nodes of a tree, the root included.
+        widths: per level, the largest width of the frontier that is drafted from.
     """
 
     policy: TreePolicy
@@ -73,29 +73,31 @@ CHAIN_OF_1 = Trial(Auto(depth=1, children=1), 2, (1,))
 CHAIN_OF_3 = Trial(Auto(depth=3, children=1), 4, (1, 1, 1))
 WIDE_LEVELS = Trial(Auto(depth=3, children=WIDE, budget=4 * WIDE), 4 * WIDE, (1, WIDE, WIDE))
 TRIALS = (CHAIN_OF_3, PLAIN, CHAIN_OF_1, WIDE_LEVELS)
-"""In the order in which they are measured as long as there is time."""
+"""All trials, in the order in which they run while there is time."""
 TRIAL_COSTS = CostCurve(
     target=Costs((1,), (1.0,)),
     draft=(DraftCosts(0.0, Costs.of({1: 1e-9, WIDE: 1e-9, WIDE + 1: 1e9})),),
     overhead=0.0,
     plain_overhead=0.0,
 )
-"""Costs by which `auto` drafts as deep and wide as it may; the rounds that are measured are its own."""
+"""Costs by which `auto` drafts as deep and as wide as it may, for the trials, which use it."""
 logger = logging.getLogger("drafttree")
 
 
 class MeasuredCosts:
-    """The costs of greedy rounds, or of sampled ones, of texts that are written alone.
+    """The costs of either greedy or sampled rounds of texts that are written alone.
+
+    They are read from disk, or measured if there are none that still hold.
 
     Args:
-        target: as for `measure_costs`, which runs where no costs are kept on disk that still hold.
+        target: as for `measure_costs`.
         drafter: as for `measure_costs`.
         rounds: as for `measure_costs`.
-        greedy: whether the rounds are; costs of the others are kept apart.
+        greedy: whether the rounds are greedy.
 
     Attributes:
-        first: the curve as measured.
-        curve: the same, as the rounds of texts have mended it since.
+        first: the cost curve as it was read or measured.
+        curve: the same curve, corrected by the rounds of texts since then.
     """
 
     def __init__(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> None:
@@ -110,7 +112,7 @@ class MeasuredCosts:
         self._told = False
 
     def watch(self, rounds: Sequence[Round]) -> None:
-        """Mend the curve by the rounds of a text that has ended; the file, where they show it to be quite wrong."""
+        """Correct the curve by the rounds of a text that has ended, and the file too if it is wrong by `WRONG_BY`."""
         watched_rounds = rounds[1:]  # the first one also reads what the prompt has left
         self._prices.observe_text(watched_rounds)
         self._seen += len(watched_rounds)
@@ -125,73 +127,57 @@ class MeasuredCosts:
 
 
 def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool:
-    """Whether two curves compare any of these rounds with plain decoding by numbers that are quite different.
+    """Whether the cost of any of these rounds, relative to a plain round, differs between two curves by `WRONG_BY`.
 
-    A machine that has become slower or faster as a whole makes no curve wrong: only ratios of costs decide.
+    Only ratios of costs decide anything, so a curve is not wrong because the whole machine has become slower or faster.
     """
+    shapes = {(turn.nodes, turn.widths, turn.source) for turn in rounds}
     return any(
         abs(found.round(*shape) / found.plain_round / (curve.round(*shape) / curve.plain_round) - 1) > WRONG_BY
-        for shape in {(turn.nodes, turn.widths, turn.source) for turn in rounds}
+        for shape in shapes
     )
 
 
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
-    """Measure the costs of a target and a drafter, by passes and rounds behind a short text.
+    """Measure the costs of a target and a drafter, by passes and rounds after a short text.
 
-    It takes `LONGEST_WAIT` at most, unless a single pass takes longer. Rounds that there is no time for are left out,
-    and `estimate_costs` stands for them.
+    It takes at most `LONGEST_WAIT` seconds, unless a single pass takes longer. Rounds that there is no time for are
+    left out, and `estimate_costs` replaces them.
 
     Args:
         target: the target whose passes are timed.
-        drafter: the drafter whose passes are timed, and those of its models apart if it has several.
-        rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time; the last
-            argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
+        drafter: the drafter whose passes are timed; if it has several models, each of them too.
+        rounds: called with a drafter (None for plain decoding), a policy, a prompt and the most tokens to generate, it
+            yields a `Round` at a time. It must give `TRIAL_COSTS` to a policy that uses costs.
     """
     deadline = time.perf_counter() + LONGEST_WAIT
-    contexts = [context_limit for context_limit in (target.context, drafter.context) if context_limit is not None]
-    room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
-    context = max(min(CONTEXT, room // 4), 1)
+    prompt, max_tokens = _trial_text(target, drafter)
     sizes = [size for size in SIZES if target.context is None or 1 + size <= target.context]
     pass_costs = Costs.of(_time_or_guess_passes(target, sizes))
     estimate = estimate_costs(target, drafter, pass_costs)
-    period = min(max(context // 4, 1), target.vocab_size)
-    prompt = [token % period for token in range(context)]  # a text that repeats itself
-    trials = _Trials(rounds, prompt, min(TOKENS, room - context), estimate, deadline)
-    sources = sources_of(drafter)
-    mixed = len(sources) > 1
-    trials.runs_left = 1 + (len(TRIALS) - 1) * (len(sources) + mixed)
-    plain_rounds: list[Round] = []
-    drafter_rounds: dict[Trial, list[Round]] = {}
-    by_source: list[dict[Trial, list[Round]]] = [{} for _ in sources]
-    for trial in TRIALS:
-        if trial is PLAIN:
-            plain_rounds = trials.run(None, trial, 0)
-            continue
-        for source in reversed(range(len(sources))):  # a model's passes are dear, those of lookup cost next to nothing
-            by_source[source][trial] = trials.run(sources[source], trial, source)
-        drafter_rounds[trial] = trials.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
+    trials = _Trials(rounds, prompt, max_tokens, estimate, deadline)
+    trial_rounds = trials.run_all(drafter)
     if trials.left_out:
         logger.info(
             "rounds that tell costs would have taken more than %.0f s; until rounds of texts tell them, those of draft "
             "passes are estimated by their bytes",
             LONGEST_WAIT,
         )
-    samples = [sample for sample in (plain_rounds, drafter_rounds[CHAIN_OF_3], drafter_rounds[WIDE_LEVELS]) if sample]
-    turns = drafter_rounds[CHAIN_OF_3] + drafter_rounds[WIDE_LEVELS]
-    plain_overhead = median(turn.outside_seconds for turn in plain_rounds) if plain_rounds else 0.0
-    curve = CostCurve(
-        target=_behind_drafts(pass_costs, samples),
-        draft=tuple(
-            _draft_costs(*rounds_and_estimate) for rounds_and_estimate in zip(by_source, estimate.draft, strict=True)
-        ),
-        overhead=median(turn.outside_seconds - turn.growth_seconds for turn in turns) if turns else plain_overhead,
-        plain_overhead=plain_overhead,
-    )
-    return KeptCosts(curve, pass_costs.at(WIDE) / pass_costs.at(1))
+    return KeptCosts(_curve_of(trial_rounds, pass_costs, estimate), pass_costs.at(WIDE) / pass_costs.at(1))
+
+
+def _trial_text(target: Model, drafter: Drafter) -> tuple[list[int], int]:
+    """A prompt that repeats itself, and the most tokens to generate after it, within the contexts of both models."""
+    contexts = [context_limit for context_limit in (target.context, drafter.context) if context_limit is not None]
+    room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
+    context = max(min(CONTEXT, room // 4), 1)
+    period = min(max(context // 4, 1), target.vocab_size)
+    prompt = [token % period for token in range(context)]
+    return prompt, min(TOKENS, room - context)
 
 
 def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
-    """What is to be expected of draft passes before any was timed: each takes as long as reading its weights.
+    """Estimate costs before any draft pass was timed: passes take as long as it takes to read the model's weights.
 
     Args:
         target: the target.
@@ -207,9 +193,10 @@ def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
 
 
 def is_current(kept: KeptCosts, target: Model) -> bool:
-    """Whether target passes still compare as when the costs were measured, by a few of one node and of several.
+    """Check by a few target passes whether wide ones still cost as much, relative to those of one node.
 
-    Where even these few would take longer than a text may wait, the costs are taken as they are.
+    If the context is too short for these passes, or they would take longer than a text may wait, the costs are taken as
+    current.
     """
     if target.context is not None and target.context < 1 + WIDE:
         return True
@@ -220,9 +207,9 @@ def is_current(kept: KeptCosts, target: Model) -> bool:
 
 
 def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, float]:
-    """The seconds of target passes by their nodes; of a target that is too slow for more, by a single pass.
+    """Seconds of target passes by their nodes; if the target is too slow, guessed from a single pass.
 
-    They stand behind one token, since more would have to be read first and change next to nothing.
+    The passes follow one token: more would have to be read first, and would change next to nothing.
     """
     one_pass = _time_first_pass(target)
     default_costs = UNKNOWN.target
@@ -232,28 +219,29 @@ def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, floa
 
 
 def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
-    """Costs of target passes in rounds: one that stands behind draft passes is dearer than one alone.
+    """The costs of target passes in rounds, where a pass that follows draft passes is slower than one alone.
 
     Args:
         alone: the costs of passes alone.
-        kinds: rounds of several kinds; those nearest in size tell how much dearer a pass is.
+        kinds: per trial, its rounds. Of them, those nearest in size tell by how much a pass is slower.
     """
-    slowdowns = {
-        median(turn.nodes for turn in sample): median(turn.target_seconds / alone.at(turn.nodes) for turn in sample)
-        for sample in kinds
-    } or {1: 1.0}
-    return Costs.of(
-        {
-            size: cost * slowdowns[min(slowdowns, key=lambda nodes: abs(nodes - size))]
-            for size, cost in zip(alone.sizes, alone.costs, strict=True)
-        }
-    )
+    if not kinds:
+        return alone
+    slowdowns = dict[float, float]()
+    for sample in kinds:
+        nodes = median(turn.nodes for turn in sample)
+        slowdowns[nodes] = median(turn.target_seconds / alone.at(turn.nodes) for turn in sample)
+    costs = dict[int, float]()
+    for size, cost in zip(alone.sizes, alone.costs, strict=True):
+        nearest = min(slowdowns, key=lambda nodes: abs(nodes - size))
+        costs[size] = cost * slowdowns[nearest]
+    return Costs.of(costs)
 
 
 def _draft_costs(rounds: Mapping[Trial, list[Round]], estimate: DraftCosts) -> DraftCosts:
-    """What draft passes cost, growth included, by rounds of one level, of several, and of several wide ones.
+    """The costs of draft passes, growth included, by rounds of one level, of several, and of several wide ones.
 
-    Where one of these kinds is missing, the rounds of the others tell by what the estimate is wrong.
+    If one of these trials was left out, the rounds of the others tell by which factor the estimate is wrong.
     """
     if not all(rounds.values()):
         factors = [
@@ -275,13 +263,13 @@ def _draft_costs(rounds: Mapping[Trial, list[Round]], estimate: DraftCosts) -> D
 
 
 def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
-    """Seconds that each of something adds to levels behind the first one; 0 where there was none.
+    """Median extra seconds per counted item in draft levels after the first; 0 if there was no item.
 
     Args:
-        rounds: rounds that were timed.
+        rounds: timed rounds.
         first: seconds of the first level.
-        count: how many a level has, by its width.
-        level: seconds of a level without any.
+        count: the number of items in a level, by its width.
+        level: seconds of a level without items.
     """
     increments = [
         (turn.drafting_seconds - first - level * len(turn.widths[1:])) / divisor
@@ -291,19 +279,54 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
     return max(median(increments), 0.0) if increments else 0.0
 
 
-class _Trials:
-    """Rounds of a short text, as many as there is time for.
-
-    Args:
-        rounds: decodes the text.
-        prompt: what it begins with.
-        length: tokens behind it at most.
-        estimate: what rounds are expected to cost.
-        deadline: when all of them are to have ended.
+class _TrialRounds(NamedTuple):
+    """The rounds of all trials; none of a trial that there was no time for.
 
     Attributes:
-        runs_left: runs that are still to come, which share the time that is left.
-        left_out: runs that there was no time for.
+        plain: rounds without a drafter.
+        by_source: per model of the drafter, by trial, the rounds that it drafted alone.
+        whole: by trial, the rounds of the whole drafter.
+    """
+
+    plain: list[Round]
+    by_source: list[dict[Trial, list[Round]]]
+    whole: dict[Trial, list[Round]]
+
+
+def _curve_of(rounds: _TrialRounds, pass_costs: Costs, estimate: CostCurve) -> CostCurve:
+    """The cost curve that trials show.
+
+    Args:
+        rounds: the rounds of the trials.
+        pass_costs: the costs of target passes alone.
+        estimate: replaces what the trials do not show.
+    """
+    chain_rounds = rounds.whole[CHAIN_OF_3]
+    wide_rounds = rounds.whole[WIDE_LEVELS]
+    turns = chain_rounds + wide_rounds
+    plain_overhead = median(turn.outside_seconds for turn in rounds.plain) if rounds.plain else 0.0
+    overhead = median(turn.outside_seconds - turn.growth_seconds for turn in turns) if turns else plain_overhead
+    return CostCurve(
+        target=_behind_drafts(pass_costs, [*filter(None, (rounds.plain, chain_rounds, wide_rounds))]),
+        draft=tuple(starmap(_draft_costs, zip(rounds.by_source, estimate.draft, strict=True))),
+        overhead=overhead,
+        plain_overhead=plain_overhead,
+    )
+
+
+class _Trials:
+    """Runs trials on a short text, as far as there is time.
+
+    Args:
+        rounds: decodes the text; see `measure_costs`.
+        prompt: the beginning of the text.
+        length: the most tokens to generate.
+        estimate: the costs that rounds are expected to have.
+        deadline: when all trials have to be over, by `time.perf_counter`.
+
+    Attributes:
+        runs_left: runs still to come, which share the time that is left.
+        left_out: the number of runs that there was no time for.
     """
 
     def __init__(self, rounds: Rounds, prompt: list[int], length: int, estimate: CostCurve, deadline: float) -> None:
@@ -315,8 +338,34 @@ class _Trials:
         self.runs_left = 1
         self.left_out = 0
 
+    def run_all(self, drafter: Drafter) -> _TrialRounds:
+        """Run all trials with the whole drafter and, if it has several models, with each of them."""
+        sources = sources_of(drafter)
+        mixed = len(sources) > 1
+        self.runs_left = 1 + (len(TRIALS) - 1) * (len(sources) + mixed)
+        plain_rounds: list[Round] = []
+        by_source: list[dict[Trial, list[Round]]] = [{} for _ in sources]
+        drafter_rounds: dict[Trial, list[Round]] = {}
+        for trial in TRIALS:
+            if trial is PLAIN:
+                plain_rounds = self.run(None, trial, 0)
+                continue
+            for source in reversed(range(len(sources))):  # passes of a model take long, those of lookup next to nothing
+                by_source[source][trial] = self.run(sources[source], trial, source)
+            drafter_rounds[trial] = self.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
+        return _TrialRounds(plain_rounds, by_source, drafter_rounds)
+
     def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[Round]:
-        """Rounds of one kind without the first, in which drafters read what the prompt has left; perhaps none."""
+        """Run a trial, and return its rounds without the first, in which the drafter reads the rest of the prompt.
+
+        Args:
+            drafter: the drafter, None for plain decoding.
+            trial: the trial to run.
+            source: the index of the model by whose estimated costs the time is planned.
+
+        Returns:
+            The rounds; none if there is no time for `FEWEST_ROUNDS`.
+        """
         start = time.perf_counter()
         estimate = self._estimate
         prompt_length = len(self._prompt)
@@ -338,7 +387,7 @@ class _Trials:
 
 
 def _time_first_pass(model: Model) -> float:
-    """Seconds of a pass over one node of an empty text."""
+    """Seconds of the first pass of a model, over one node with nothing before it."""
     with torch.inference_mode():
         return _time_pass(model, model.new_cache(1), 1, 0)
 
@@ -352,18 +401,20 @@ def time_passes(
     seconds: float | None = None,
     typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[int, float]:
-    """Typical seconds of target passes over chains of these sizes, interleaved, after one of each to warm up.
+    """Time target passes over chains of several sizes in turn, after one of each to warm up.
 
     Args:
         model: the target.
-        sizes: nodes of the passes.
-        context: tokens before them. At most `READ` are read, and the rows of the others are copies of theirs: what a
-            pass costs depends on how many rows there are, not on what they hold.
-        repeats: repeats of each size.
-        seconds: leave out passes that are expected to end later than this, but measure the first two sizes at least;
-            None for no limit. What was run only once counts with that run.
-        typical: chooses among the seconds of one size; their minimum is the same on a machine that does other work
-            beside.
+        sizes: numbers of nodes of the passes.
+        context: tokens before them. At most `READ` are read, and the KV rows of the others are copies of theirs: the
+            time of a pass depends on the number of rows, not on what they hold.
+        repeats: repeats of each size after the warm-up.
+        seconds: once both of the first two sizes were timed, leave out passes that are expected to end later than this;
+            None for no limit. If a size was run only once, that run counts.
+        typical: chooses from the seconds of one size; the minimum is least affected by other work on the machine.
+
+    Returns:
+        The typical seconds by size.
     """
     cache = model.new_cache(context + max(sizes))
     _fill(model, cache, context)
@@ -380,7 +431,7 @@ def time_passes(
 
 
 def _fill(model: Model, cache: TreeCache, context: int) -> None:
-    """Commit so many rows to an empty cache."""
+    """Fill an empty KV cache with `context` committed rows."""
     prefill_length = min(context, READ) if cache.windowed is None else context
     prefill(model, cache, [0] * prefill_length)
     while cache.length < context:
@@ -391,7 +442,7 @@ def _fill(model: Model, cache: TreeCache, context: int) -> None:
 
 
 def _time_pass(model: Model, cache, size: int, context: int) -> float:
-    # different ones, since experts are chosen by them
+    # different tokens, since experts are chosen by them
     tokens = np.arange(size) % model.vocab_size
     segment = Segment(cache, tokens, np.arange(context, context + size), causal(size))
     pass_seconds = time_work(lambda: model.forward([segment]), model.device)
@@ -400,7 +451,7 @@ def _time_pass(model: Model, cache, size: int, context: int) -> float:
 
 
 def time_work(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of some work, until its device has finished."""
+    """Seconds of some work, including what it has the device do."""
     wait_for(device)
     start = time.perf_counter()
     work()

@@ -1,7 +1,7 @@
-"""What passes and rounds cost: the measured curve, its file, and how rounds mend it.
+"""The costs of passes and rounds: the measured curve, its file, and its correction by rounds.
 
-Costs are seconds where they were measured; only their ratios decide. The curve is of one text, and perhaps of another
-hour; each number of texts has a line of its own that leads from it to what passes over so many cost.
+Costs are seconds if they were measured; only their ratios decide. The curve was measured with one text, and perhaps
+under another load of the machine. So for each batch size, a line maps costs by the curve to those of its passes.
 """
 
 import hashlib
@@ -26,39 +26,40 @@ from drafttree.models import Model, TargetModel
 from drafttree.models.module.released import shapes
 
 MEMORY = 32.0
-"""Rounds after which a round counts 1/e, in costs and in the rate of drafting alike."""
+"""Rounds after which the weight of a round has fallen to 1/e, both in costs and in the rate of drafting."""
 LATEST = 9
-"""Values of which the median counts: what else a machine does must not decide, and a new pace has to."""
+"""Values whose median counts: other work of the machine must not change it, but a new pace must."""
 FIRST, OUTLIER = 4.0, 1.5
-"""Behind so many passes, one counts for this multiple of what was expected at most. One that is cheaper by as much
-shows that those before it were outliers."""
+"""After so many passes, a pass counts as at most this multiple of its expected cost. One that is cheaper by as much
+shows that the passes before it were outliers."""
 NOISE, INFORMED = 0.1, 0.25
-"""The share by which passes of one size differ: costs are proportional to the curve's until those of several sizes have
-shown more. What a row adds is known well enough from this share of that evidence on."""
+"""Relative noise of passes of one size: costs are taken as proportional to the curve's until passes of several sizes
+outweigh it. The second is the share of that evidence from which on the cost of a further row counts as known."""
 SLOPES = 32.0
-"""The slope of a line is within this factor of the proportional one: noise must not make a row free or endless."""
+"""The slope of a line is within this factor of the proportional one, so that noise makes no row free or priceless."""
 MOST_KNOWN = 4096
-"""Ways to draft whose costs are remembered while no round mends them."""
+"""The most ways to draft whose costs are cached between two rounds."""
 READING = -1
-"""Where the others have their `bucket`, that of passes over prompts alone: they score nothing, and are long."""
+"""In place of a `bucket`, the key of passes that only read prompts: they score nothing, and are long."""
 UNKNOWN = CostCurve(
     target=Costs((1, 2), (1.0, 1.0625)),
     draft=(DraftCosts(0.0, Costs((1,), (0.0,))), DraftCosts(0.25, Costs((1,), (0.05,)))),
     overhead=0.0,
     plain_overhead=0.0,
 )
-"""Where nothing was measured a row adds a sixteenth of a pass, lookup costs nothing and another model a quarter."""
+"""The costs if nothing was measured: a row adds 1/16 of a pass, and lookup is free. Another model costs 1/4 of a pass
+for the first level and 1/20 for each further one."""
 
 
 class Latest:
-    """The median of the latest values of something by size; a size that was not seen has that of the nearest one."""
+    """The medians of the latest values by size; a size without values takes those of the nearest size."""
 
     def __init__(self) -> None:
         self._values: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
 
     def at(self, size: float, unknown: float, *, exactly: bool = False) -> float:
-        """The value at a size, `unknown` where there is none, or none of this very size."""
+        """The value at a size; `unknown` if there are no values or, with `exactly`, none of this size."""
         if (size_bucket := bucket(size)) in self._medians:
             return self._medians[size_bucket]
         if exactly or not self._medians:
@@ -66,7 +67,7 @@ class Latest:
         return self._medians[min(self._medians, key=lambda known: abs(known - size_bucket))]
 
     def observe(self, size: float, value: float) -> None:
-        """Take note of a round's value."""
+        """Add the value of a round."""
         size_bucket = bucket(size)
         values = self._values.setdefault(size_bucket, deque(maxlen=LATEST))
         if values and OUTLIER * value < self._medians[size_bucket]:
@@ -75,21 +76,26 @@ class Latest:
         self._medians[size_bucket] = median(values)
 
     def forget(self, size: float) -> None:
-        """Take the values at a size for outliers."""
+        """Drop the values at a size, as outliers."""
         del self._values[bucket(size)], self._medians[bucket(size)]
 
 
 class Line:
-    """The line from costs by the curve to those of rounds.
+    """Maps costs by the curve to costs of passes, by a weighted linear regression over recent passes.
 
-    Rounds of one size cannot tell a higher price of every row from one of the pass as such; those of several can.
+    Passes of one size cannot tell whether each row costs more or the pass as such; passes of several sizes can.
     """
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, expected: float, measured: float) -> None:
-        """Take note of a pass."""
+        """Add a pass.
+
+        Args:
+            expected: its cost by the curve.
+            measured: its measured cost.
+        """
         if self._weight:
             if OUTLIER * measured < self.at(expected):
                 self._weight = self._x = self._y = self._xx = self._xy = 0.0
@@ -104,15 +110,15 @@ class Line:
 
     @property
     def is_informed(self) -> bool:
-        """Whether sizes differed enough lately to tell what a further row costs."""
+        """Whether recent passes differed enough in size to tell the cost of a further row."""
         return self._weight > 0 and self._spread > INFORMED * self._prior
 
     def at(self, expected: float) -> float:
-        """The cost of a pass where this is expected."""
+        """The cost of a pass that has this cost by the curve."""
         return self.all([expected])[0]
 
     def all(self, expected: Sequence[float]) -> list[float]:
-        """The costs of several passes."""
+        """The costs of passes that have these costs by the curve."""
         middle = self._x / self._weight
         level = self._y / self._weight
         through_zero = level / middle
@@ -124,40 +130,40 @@ class Line:
 
     @property
     def _prior(self) -> float:
-        """The spread that the line through zero stands for."""
+        """The weight of the proportional line, as a sum of squared distances like `_spread`."""
         return (NOISE * self._x / self._weight) ** 2
 
     @property
     def _spread(self) -> float:
-        """The sum of squared distances of the sizes from their mean."""
+        """The weighted sum of squared distances of expected costs from their mean."""
         return self._xx - self._x**2 / self._weight
 
 
 class Prices:
-    """The costs of passes and rounds by how many texts they advance.
+    """The costs of passes and rounds by batch size.
 
     Args:
-        curve: as measured, of one text; None where nothing was.
-        frozen: leave it as it is, so that no clock decides what is drafted.
+        curve: the curve measured with one text; None if nothing was measured.
+        frozen: keep the costs as they are, so that no clock decides what is drafted.
     """
 
     def __init__(self, curve: CostCurve | None, *, frozen: bool = False) -> None:
         self.measured = curve or UNKNOWN
         self.frozen = frozen
         self._passes: dict[int, Line] = {}
-        self._plain = Latest()  # of passes over roots alone, what all else is compared with
+        self._plain = Latest()  # costs of passes over roots alone
         self._rest = {False: Latest(), True: Latest()}
         self._drafts = [Latest() for _ in self.measured.draft]
-        # What every text of a round asks anew, until a round mends it.
+        # Caches of what every text of a round asks, cleared when a round changes the costs.
         self._rounds: dict[tuple[int, int, bool], tuple[float, float]] = {}
         self._draftings: dict[tuple[int, ...], float] = {}
 
     def target(self, batch: int, rows: int) -> float:
-        """Cost of a target pass over the rows of so many texts."""
+        """Cost of a target pass over `rows` rows of `batch` texts."""
         return self.targets(batch, rows, 0)[0]
 
     def targets(self, batch: int, rows: int, more: int) -> list[float]:
-        """Costs of target passes over so many rows and 0, 1, 2 ... `more`; none is cheaper than one of a row a text."""
+        """Costs of target passes over `rows` rows plus 0, 1, 2 ... `more`; at least that of a pass over roots alone."""
         curve = self.measured.target
         curve_costs = [curve.at(rows)] if not more else curve.up_to(rows + more)[rows:]
         if not self._passes:
@@ -176,11 +182,11 @@ class Prices:
         return costs
 
     def level(self, source: int, width: int) -> float:
-        """Cost of a draft pass over so many nodes, behind the first one."""
+        """Cost of a draft pass after the first one, over `width` nodes."""
         return self.measured.draft_of(source).later.at(width) * self._factor(source).at(width, 1.0)
 
     def drafting(self, source: int, widths: Sequence[int]) -> float:
-        """Cost of drafting levels of these widths over all texts, the first being that of the roots."""
+        """Cost of drafting levels of these widths over all texts, of which the first is that of the roots."""
         key = source, *widths
         if key not in self._draftings:
             if len(self._draftings) >= MOST_KNOWN:
@@ -190,20 +196,28 @@ class Prices:
         return self._draftings[key]
 
     def round(self, batch: int, rows: int, drafting: float | None = None) -> float:
-        """Cost of a whole round, given that of drafting; None for a round without drafts."""
+        """Cost of a whole round.
+
+        Args:
+            batch: texts of the round.
+            rows: rows of its target pass.
+            drafting: cost of drafting; None for a round without drafts.
+        """
         key = batch, rows, drafting is not None
         if key not in self._rounds:
+            if len(self._rounds) >= MOST_KNOWN:
+                self._rounds.clear()
             self._rounds[key] = self.target(batch, rows), self._other(batch, drafted=drafting is not None)
         target, outside_cost = self._rounds[key]
         return target + (drafting or 0.0) + outside_cost
 
     def knows_rows(self, batch: int) -> bool:
-        """Whether it is known what a further row adds to a pass over so many texts."""
+        """Whether the cost of a further row is known for this batch size."""
         line = self._passes.get(bucket(batch))
         return self.frozen or (line is not None and line.is_informed)
 
     def rows_within(self, batch: int, most: int, cost: float) -> int:
-        """How many rows, at most so many, may join those of a plain round before it costs more than this."""
+        """The number of rows, up to `most`, that can be added to a plain round until it costs more than `cost`."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -219,15 +233,15 @@ class Prices:
         rest: float | None,
         drafted: Sequence[tuple[int, Sequence[int]]],
     ) -> None:
-        """Mend the costs by a round that has ended.
+        """Correct the costs by a round.
 
         Args:
-            batch: texts that it advanced, 0 where it read prompts and nothing else.
+            batch: texts that it advanced; 0 if it only read prompts.
             rows: rows of its target pass.
             target: seconds of that pass.
-            draft: seconds of drafting, growing the trees included.
-            rest: seconds of all else; None where drafters have read prompts in them, or texts that ended were kept.
-            drafted: source and widths, over all texts, of every group that was drafted for.
+            draft: seconds of drafting, growth of the trees included.
+            rest: all other seconds; None if drafters read prompts in them, or ended texts were kept.
+            drafted: per group that was drafted for, the index of the drafter's model and the widths over all texts.
         """
         if self.frozen or not rows:
             return
@@ -249,14 +263,14 @@ class Prices:
             self._rest[bool(drafted)].observe(batch, rest)
 
     def observe_text(self, rounds: Sequence[Round]) -> None:
-        """Mend the costs by rounds of a text that was written alone."""
+        """Correct the costs by rounds of a text that was written alone."""
         for turn in rounds:
             growth, groups = (turn.growth_seconds, [(turn.source, turn.widths)]) if turn.widths else (0.0, [])
             rest_seconds = turn.outside_seconds - growth
             self.observe(1, turn.nodes, turn.target_seconds, turn.drafting_seconds, rest_seconds, groups)
 
     def curve(self) -> CostCurve:
-        """The curve of rounds of one text as rounds have mended it; what was not seen is as much slower as a pass."""
+        """The curve of rounds of one text, as corrected; what no round has shown is scaled as target passes are."""
         measured_curve = self.measured
         pace = self.target(1, 1) / self.measured.target.at(1)
         return CostCurve(
@@ -273,22 +287,22 @@ class Prices:
         )
 
     def _other(self, batch: int, *, drafted: bool) -> float:
-        """Cost of a round outside its passes; where no such round was seen, as of the other kind."""
+        """Cost of a drafted or a plain round outside its passes; if none was seen, that of the other kind."""
         overhead = self.measured.overhead if drafted else self.measured.plain_overhead
         return self._rest[drafted].at(batch, self._rest[not drafted].at(batch, overhead))
 
     def _factor(self, source: int) -> Latest:
-        """What drafting costs by the clock over what it costs by the curve."""
+        """Ratios of the measured cost of drafting to that by the curve, for a model of the drafter."""
         return self._drafts[min(source, len(self._drafts) - 1)]
 
     def _by_curve(self, source: int, widths: Sequence[int]) -> float:
-        """Cost of drafting by the curve, in which the first level is that of one text."""
+        """Cost of drafting by the curve, whose first level is that of one text."""
         draft = self.measured.draft_of(source)
         return draft.first + sum(map(draft.later.at, widths)) - draft.later.at(1) if widths else 0.0
 
 
 def bucket(size: float) -> int:
-    """Sizes within a factor of the root of 2 are one."""
+    """The bucket of a size; sizes within a factor of about the square root of 2 share one."""
     return round(2 * math.log2(max(size, 1.0)))
 
 
@@ -297,12 +311,12 @@ def bucket(size: float) -> int:
 
 @dataclass(frozen=True)
 class KeptCosts:
-    """What is kept of a target and a drafter for the next process.
+    """The costs that are kept for the next process.
 
     Attributes:
-        costs: costs as they were measured, or mended since.
-        alone: what a target pass over several nodes cost in passes over one, without other work between them; it tells
-            whether the machine is still as it was when the costs were measured.
+        costs: the costs as measured, or as corrected since.
+        alone: cost of a target pass over several nodes relative to one over a single node, without other work between
+            them; it tells whether the machine is still as it was when the costs were measured.
     """
 
     costs: CostCurve
@@ -310,20 +324,20 @@ class KeptCosts:
 
 
 class CostFile:
-    """Where the costs of a target and a drafter on this machine are kept, if they can be told from others.
+    """Keeps the costs of a target and a drafter on this machine, if these can be told apart from others.
 
     Args:
-        target: the target, by its architecture, device, dtype and threads; one that is no transformers model is not
-            kept.
-        drafter: the drafter, by its architecture.
-        greedy: whether rounds are; costs of the others are kept apart.
+        target: the target, told apart by its architecture, device, dtype and threads. Nothing is kept unless it is a
+            transformers model.
+        drafter: the drafter, told apart by its architecture.
+        greedy: whether the costs are those of greedy rounds; those of sampled rounds are kept separately.
     """
 
     def __init__(self, target: Model, drafter: Drafter, *, greedy: bool = True) -> None:
         self._key = cost_key(target, drafter, greedy=greedy)
 
     def read(self) -> KeptCosts | None:
-        """The costs that are kept, None where there are none, or none that can be read."""
+        """The kept costs; None if there are none, or they cannot be read."""
         match read_cached(self._key) if self._key else None:
             case {"costs": costs, "alone": float(alone)} if alone > 0:
                 try:
@@ -340,9 +354,9 @@ class CostFile:
 
 
 def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | None:
-    """What decides the costs, as a text; None where the target is no transformers model and cannot be told apart.
+    """A string of all that the costs depend on; None if the target is no transformers model.
 
-    Shapes and types of weights decide, their values do not.
+    Costs depend on the shapes and types of weights, not on their values.
     """
     if not isinstance(target, TargetModel):
         return None
@@ -352,7 +366,7 @@ def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | N
 
 
 def machine(device: torch.device) -> str:
-    """The part of a machine that passes take their time on; processors of two machines are taken to differ."""
+    """The name of a device; processors of two machines count as different."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device} of {platform.node()}, {platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,10 +1,10 @@
-"""The law of the controller as pure functions: expected tokens minus the time they take at the going rate.
+"""The controller's law as pure functions: expected tokens minus the time they take at the current rate.
 
     rate = (texts + sum of chances of drafted nodes) / (target pass over rows + nodes, draft passes, the rest)
 
-The ratio is largest where tokens - rate * cost is, the rate being that largest ratio (Dinkelbach 1967). So a node pays
-if its chance exceeds the rate times what its row adds, and a level if its best nodes pay its draft pass. Costs are in
-one unit, seconds where they were measured; rates are tokens per unit.
+This ratio is largest where tokens - rate * cost is, if the rate is the largest ratio itself (Dinkelbach 1967). So a
+node pays if its chance exceeds the rate times the cost of its row, and a level if its best nodes pay its draft pass.
+All costs are in one unit, which is seconds if they were measured; rates are tokens per unit.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from itertools import pairwise
 
 
 def best_count(chances: Sequence[float], costs: Sequence[float], rate: float) -> tuple[int, float]:
-    """How many drafted nodes to verify, and their value in tokens.
+    """The number of drafted nodes that is worth most to verify, and its value in tokens.
 
     Args:
-        chances: that nodes are accepted, in falling order.
-        costs: of target passes with 0, 1, 2 ... of them.
-        rate: tokens by cost.
+        chances: per node, the probability that it is accepted, in falling order.
+        costs: costs of target passes with 0, 1, 2 ... drafted nodes.
+        rate: tokens per unit of cost.
     """
     count, value = 0, -rate * costs[0]
     tokens = 0.0
@@ -36,34 +36,47 @@ def best_width(
     level: Callable[[int], float],
     rate: float,
 ) -> int:
-    """How many of the newest nodes to expand, 0 where another level does not pay; widths are tried doubling.
+    """The number of newest nodes that is worth most to expand, 0 if another level does not pay.
+
+    Widths are tried doubling, up to all of them, until the value falls.
 
     Args:
-        leaves: chances of the newest nodes, in falling order.
-        chances: those of all drafted nodes, these included.
-        children: accepted children to expect of an accepted node, by rank.
+        leaves: probabilities that the newest nodes are accepted, in falling order.
+        chances: the same for all drafted nodes, the newest included, in any order.
+        children: by rank, the expected number of accepted children of an accepted node.
         costs: as for `best_count`.
-        level: cost of a draft pass by its width.
-        rate: tokens by cost.
+        level: the cost of a draft pass by its width.
+        rate: tokens per unit of cost.
     """
-    child_sum = sum(children)
-    widths = [1 << power for power in range(len(leaves).bit_length()) if 1 << power < len(leaves)] + [len(leaves)]
-    widths = [width for width in widths if child_sum * sum(leaves[:width]) > rate * level(width)]
+    widths = _paying_widths(leaves, sum(children), level, rate)
     if not widths:  # most levels end here: not even free rows would pay them
         return 0
     min_chance = rate * min((cost - previous_cost for previous_cost, cost in pairwise(costs)), default=0.0)
     node_chances = sorted((chance for chance in chances if chance >= min_chance), reverse=True)
-    chosen_width, best_value = 0, best_count(node_chances, costs, rate)[1]
+    chosen_width = 0
+    _, best_value = best_count(node_chances, costs, rate)
     for width in widths:
-        child_chances = [
-            chance for leaf in leaves[:width] for child in children if (chance := leaf * child) >= min_chance
-        ]
-        value = best_count(sorted([*node_chances, *child_chances], reverse=True), costs, rate)[1] - rate * level(width)
+        child_chances = _child_chances(leaves[:width], children, min_chance)
+        _, value = best_count(sorted([*node_chances, *child_chances], reverse=True), costs, rate)
+        value -= rate * level(width)
         if value > best_value:
-            chosen_width, best_value = width, value
+            chosen_width = width
+            best_value = value
         elif chosen_width:
             break
     return chosen_width
+
+
+def _paying_widths(leaves: Sequence[float], child_sum: float, level: Callable[[int], float], rate: float) -> list[int]:
+    """The widths 1, 2, 4 ... and that of all leaves whose expected children are worth more than the draft pass."""
+    widths = [1 << power for power in range(len(leaves).bit_length()) if 1 << power < len(leaves)]
+    widths.append(len(leaves))
+    return [width for width in widths if child_sum * sum(leaves[:width]) > rate * level(width)]
+
+
+def _child_chances(leaves: Sequence[float], children: Sequence[float], min_chance: float) -> list[float]:
+    """The probabilities that children of these nodes are accepted, without those below `min_chance`."""
+    return [chance for leaf in leaves for child in children if (chance := leaf * child) >= min_chance]
 
 
 def best_shape(
@@ -75,15 +88,15 @@ def best_shape(
 ) -> tuple[int, float]:
     """The levels of the most valuable tree of a fixed shape and its nodes' least chance, for trees that are drawn.
 
-    Its first level is always drafted, with one node at least: its draft pass was found to pay before the round. Where
-    there is room for no node, or the policy looks at none, it is the root.
+    The first level always has a node, since its draft pass was found to pay before the round. If no node fits, or the
+    policy looks at none, the tree is its root alone: 1 level and a chance of 1.
 
     Args:
-        places: by level, the rates at which the first, second ... drawn child is accepted.
-        depth: levels at most.
-        costs: as for `best_count`; there are fewer nodes than costs.
-        level: cost of a draft pass by its width.
-        rate: tokens by cost.
+        places: by level, the rates at which the first, second ... drawn child of an accepted node is accepted.
+        depth: the largest number of levels.
+        costs: as for `best_count`; the tree has fewer nodes than there are costs.
+        level: the cost of a draft pass by its width.
+        rate: tokens per unit of cost.
     """
     nodes = [1.0]
     chances = list[float]()

@@ -2,9 +2,9 @@
 
     trace = trace_text(decoder, "The old man", max_new_tokens=64)
 
-The text is the one that `Decoder.generate` gives. The growth of its trees tells an observer why candidates become nodes
-or do not (`growth`), and `rounds` makes plain data of it. `served_rounds` sees less of a request in an engine: its tree
-before and after the budget of the batch.
+The text is that of `Decoder.generate`. `growth` records why candidates become nodes of its trees or do not; `rounds`
+turns that into plain data. Of a request in an engine, `served_rounds` only sees the trees before and after the cut to
+the budget of the batch.
 """
 
 from drafttree.core.tree import Rule

@@ -1,8 +1,8 @@
-"""The nodes of a tree as it grew, and the candidates that were cut, each with the rule that growth has told."""
+"""The nodes of a tree as it grew and the candidates that were cut, each with the rule that ended or cut it."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,18 +15,18 @@ from drafttree.core.tree import DraftTree, GrowthObserver, Layer, Proposal, Rule
 from drafttree.evaluation.trace.trace import TracedNode
 
 MOST_CUT = 24
-"""Candidates that were cut of which a round keeps the most probable; the others are only counted."""
+"""The most cut candidates that a round shows, the most probable first; all others are only counted."""
 
 
 class Grown(NamedTuple):
-    """A tree as it grew. Parents are places among `nodes`; texts, outcomes and what the target says are missing.
+    """A tree as it grew. Parents are indices into `nodes`; texts, outcomes and target probabilities are not filled in.
 
     Attributes:
-        nodes: the nodes that joined it, the root first, then candidates that did not.
-        places: where the nodes of the verified tree are among them.
-        cut: where those are that are shown though they are not in the verified tree.
+        nodes: the nodes that joined the tree, the root first, then candidates that did not.
+        places: per node of the verified tree, its index in `nodes`.
+        cut: indices in `nodes` of the cut candidates and nodes that are shown.
         bonus: the bonus token, with the rule that kept it out of the tree.
-        counts: how many candidates each rule has cut.
+        counts: by rule, the number of candidates and nodes that it cut.
     """
 
     nodes: list[TracedNode]
@@ -37,7 +37,13 @@ class Grown(NamedTuple):
 
     @classmethod
     def of_tree(cls, grown: DraftTree, tree: DraftTree, verdict: Verdict) -> "Grown":
-        """What a tree says by itself that was cut to a budget before it was verified."""
+        """The growth that can be told from two trees alone.
+
+        Args:
+            grown: the tree as the policy left it.
+            tree: the verified tree, which is `grown` cut to a budget.
+            verdict: the verdict on `tree`.
+        """
         nodes = _nodes(grown)
         tree_indices = _places(tree, nodes)
         cut = sorted({*range(len(nodes))}.difference(tree_indices))
@@ -51,7 +57,7 @@ class Grown(NamedTuple):
 
 
 def _nodes(tree: DraftTree) -> list[TracedNode]:
-    """The nodes of a tree; their probabilities are those that its policy saw."""
+    """The nodes of a tree, whose probabilities are those that the policy saw."""
     nodes = [TracedNode(tree.tokens[0])]
     for index, logprob in enumerate(tree.node_logprobs[1:], start=1):
         parent = tree.parents[index]
@@ -62,7 +68,7 @@ def _nodes(tree: DraftTree) -> list[TracedNode]:
 
 
 def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
-    """Where the nodes of a tree are among those it was cut from; siblings of a tree that may be cut differ."""
+    """Per node of a tree, its index in the `nodes` that it was cut from; siblings of a cut tree differ in token."""
     if tree.size == len(nodes):
         return range(tree.size)
     child_index = {(node.parent, node.token): index for index, node in enumerate(nodes)}
@@ -73,7 +79,17 @@ def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
 
 
 class _Level(NamedTuple):
-    """A level with the drafter's probabilities `[frontier, vocab]` and the log-probabilities that the policy saw."""
+    """What growth told of a level.
+
+    Attributes:
+        frontier: the nodes that were expanded.
+        layer: their candidates, as the policy saw them.
+        keep: bool `[frontier, candidates]`, what the policy kept.
+        tokens: `[frontier, candidates]` token ids of the candidates or of the drawn children.
+        joined: bool of the same shape, which of them joined the tree.
+        draft: `[frontier, vocab]` probabilities of the drafter.
+        seen: `[frontier, vocab]` log-probabilities that the policy saw.
+    """
 
     frontier: Sequence[int]
     layer: Layer
@@ -84,20 +100,51 @@ class _Level(NamedTuple):
     seen: Tensor
 
     def node(self, row: int, rank: int, rule: Rule = Rule.NONE) -> TracedNode:
-        """The node of a candidate."""
+        """The candidate of a row and rank as a node."""
         token = int(self.tokens[row, rank])
         chances = float(self.draft[row, token]), math.exp(self.seen[row, token])
         return TracedNode(token, "", self.frontier[row], self.layer.depth, rank, *chances, rule=rule)
 
     def best(self, mask: Array) -> list[tuple[int, int]]:
-        """Row and rank of the most probable candidates of a mask."""
+        """Row and rank of the candidates in a mask with the most probable paths, `MOST_CUT` at most."""
         paths = np.where(mask, -self.layer.path_logprobs, math.inf)
         order = paths.argsort(axis=None, kind="stable")[: min(MOST_CUT, int(mask.sum()))]
         return [divmod(flat_index, mask.shape[1]) for flat_index in order.tolist()]
 
 
+class _LevelRow(NamedTuple):
+    """The row of a level that holds the children of one frontier node."""
+
+    level: _Level
+    row: int
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether the policy kept any candidate."""
+        return bool(self.level.keep[self.row].any())
+
+    def offers(self, token: int) -> bool:
+        """Whether the token is among the candidates or, in a tree that is drawn, the drawn children."""
+        return token in self.level.tokens[self.row]
+
+    def keeps(self, token: int) -> bool:
+        """Whether the policy kept the token."""
+        return bool((self.level.keep & (self.level.tokens == token))[self.row].any())
+
+    def seen_logprob(self, token: int) -> float:
+        """The log-probability of the token that the policy saw."""
+        return float(self.level.seen[self.row, token])
+
+    def fill(self, node: TracedNode) -> None:
+        """Set the rank and the probabilities of a node by its token, which need not be a candidate."""
+        seen_logprobs = self.level.seen[self.row]
+        node.rank = int((seen_logprobs > seen_logprobs[node.token]).sum())
+        node.draft = float(self.level.draft[self.row, node.token])
+        node.seen = float(seen_logprobs[node.token].exp())
+
+
 class GrowthRecord(GrowthObserver):
-    """Keeps what the growth of a tree tells, to be read after the round, outside its clock."""
+    """Records how one tree grows; it is read after the round, so that the round's time does not include it."""
 
     def __init__(self) -> None:
         self._guided = list[tuple[Tensor, Tensor]]()
@@ -124,62 +171,116 @@ class GrowthRecord(GrowthObserver):
             tree: the tree that was verified.
             verdict: the verdict on it.
             sampling: the sampling of the text.
-            vocab: the vocab of the target.
-            reranks: whether the policy drops nodes in the end.
+            vocab: the target's number of tokens.
+            reranks: whether the policy drops nodes of the full-grown tree.
         """
-        is_sampled = tree.proposal is not Proposal.TOP_K
-        counts = Counter[Rule]()
-        rows = dict[int, tuple[_Level, int]]()
-        nodes = [TracedNode(tree.tokens[0])]
-        cut_nodes = list[TracedNode]()
-        for (logits, guided_logits), kept_layer, joined_nodes in zip(
-            self._guided, self._kept, self._joined, strict=False
-        ):
+        growth = _Growth(tree, self._levels(sampling, vocab), self._ended, reranks=reranks)
+        nodes = growth.nodes + growth.cut_candidates
+        return Grown(nodes, growth.places, growth.shown_cut(nodes), growth.bonus(verdict), +growth.counts)
+
+    def _levels(self, sampling: Sampling, vocab: int) -> list[_Level]:
+        levels = []
+        records = zip(self._guided, self._kept, self._joined, strict=False)
+        for (logits, guided_logits), kept_layer, joined_nodes in records:
             draft = sampling.process(logits).softmax(-1)[..., :vocab].cpu()
-            level = _Level(*kept_layer, *joined_nodes, draft, guided_logits.log_softmax(-1)[..., :vocab].cpu())
-            rows |= {node: (level, row) for row, node in enumerate(level.frontier)}
-            nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
-            if is_sampled:  # candidates are places, not tokens
-                counts[Rule.BUDGET] += int(level.keep.sum()) - int(level.joined.sum())
-                continue
-            masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
-            for rule, mask in masks.items():
-                counts[rule] += int(mask.sum())
-                cut_nodes += [level.node(row, rank, rule) for row, rank in level.best(mask)]
-        nodes = nodes if rows else _nodes(tree)  # the second of a tree that no drafter was asked for
-        tree_indices = _places(tree, nodes)
-        drop_rule = Rule.RERANK if reranks and not is_sampled else Rule.BUDGET
-        dropped_indices = sorted({*range(len(nodes))}.difference(tree_indices))
-        counts[drop_rule] += len(dropped_indices)
-        for index in dropped_indices:
-            nodes[index].rule = drop_rule
-        for index, children in zip(tree_indices, tree.children, strict=True):
+            seen_logprobs = guided_logits.log_softmax(-1)[..., :vocab].cpu()
+            levels.append(_Level(*kept_layer, *joined_nodes, draft, seen_logprobs))
+        return levels
+
+
+class _Growth:
+    """Reads what was recorded of a tree's growth.
+
+    Args:
+        tree: the tree that was verified.
+        levels: the levels that grew.
+        ended: by node, the rule by which it was not expanded.
+        reranks: whether the policy drops nodes of the full-grown tree.
+
+    Attributes:
+        nodes: the nodes that joined the tree, the root first.
+        cut_candidates: the most probable candidates that did not join; their parents are indices in `nodes`.
+        places: per node of the verified tree, its index in `nodes`.
+        counts: by rule, the number of candidates and nodes that it cut.
+    """
+
+    def __init__(self, tree: DraftTree, levels: Sequence[_Level], ended: Mapping[int, Rule], *, reranks: bool) -> None:
+        self._tree = tree
+        self._ended = ended
+        self._is_sampled = tree.proposal is not Proposal.TOP_K
+        self._drop_rule = Rule.RERANK if reranks and not self._is_sampled else Rule.BUDGET
+        self._rows = dict[int, _LevelRow]()
+        self.cut_candidates = list[TracedNode]()
+        self.counts = Counter[Rule]()
+        self.nodes = [TracedNode(tree.tokens[0])]
+        for level in levels:
+            self._read(level)
+        if not self._rows:
+            self.nodes = _nodes(tree)  # no drafter was asked for the tree
+        self.places = _places(tree, self.nodes)
+        self._dropped_indices = sorted({*range(len(self.nodes))}.difference(self.places))
+        self.counts[self._drop_rule] += len(self._dropped_indices)
+        self._mark_ends()
+
+    def _read(self, level: _Level) -> None:
+        """Add the nodes of a level, and collect the candidates that did not join."""
+        for row, node in enumerate(level.frontier):
+            self._rows[node] = _LevelRow(level, row)
+        self.nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
+        if self._is_sampled:  # candidates are places for drawn children, not tokens
+            self.counts[Rule.BUDGET] += int(level.keep.sum()) - int(level.joined.sum())
+            return
+        masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
+        for rule, mask in masks.items():
+            self.counts[rule] += int(mask.sum())
+            self.cut_candidates += [level.node(row, rank, rule) for row, rank in level.best(mask)]
+
+    def _mark_ends(self) -> None:
+        """Set the rule of every dropped node, and of every leaf of the verified tree."""
+        for index in self._dropped_indices:
+            self.nodes[index].rule = self._drop_rule
+        for index, children in zip(self.places, self._tree.children, strict=True):
             if not children:
-                rule = self._ended.get(index, Rule.DEPTH)
-                if index in rows:
-                    level, row = rows[index]
-                    rule = self._ended.get(index, drop_rule if level.keep[row].any() else Rule.KEEP)
-                nodes[index].rule = rule
-        last_node = tree_indices[verdict.path[-1]]
-        token = verdict.bonus
-        bonus = TracedNode(token, parent=last_node, depth=nodes[last_node].depth + 1, rule=nodes[last_node].rule)
-        if last_node in rows:
-            level, row = rows[last_node]
-            bonus.rank = int((level.seen[row] > level.seen[row, token]).sum())
-            bonus.draft = float(level.draft[row, token])
-            bonus.seen = float(level.seen[row, token].exp())
-            twins = [index for index, node in enumerate(nodes) if (node.parent, node.token) == (last_node, token)]
-            if twins:
-                bonus.rule = drop_rule if twins[0] in dropped_indices else Rule.NONE
-            elif is_sampled or token not in level.tokens[row]:
-                bonus.rule = Rule.DRAW if is_sampled else Rule.WIDTH
-            else:
-                bonus.rule = Rule.BUDGET if (level.keep & (level.tokens == token))[row].any() else Rule.KEEP
-        cut_indices = [*range(len(nodes), len(nodes) + len(cut_nodes)), *dropped_indices]
-        nodes += cut_nodes
-        paths = [0.0]
-        for node in nodes[1:] if rows else []:
-            level, row = rows[node.parent]
-            paths.append(paths[node.parent] + float(level.seen[row, node.token]))
-        cut_indices.sort(key=lambda place: (-paths[place], nodes[place].depth))
-        return Grown(nodes, tree_indices, cut_indices[:MOST_CUT], bonus, +counts)
+                self.nodes[index].rule = self._leaf_rule(index)
+
+    def _leaf_rule(self, index: int) -> Rule:
+        if index in self._ended:
+            return self._ended[index]
+        if index not in self._rows:
+            return Rule.DEPTH
+        return self._drop_rule if self._rows[index].keeps_any else Rule.KEEP
+
+    def bonus(self, verdict: Verdict) -> TracedNode:
+        """The bonus token, with the rule that kept it out of the verified tree."""
+        parent = self.places[verdict.path[-1]]
+        parent_node = self.nodes[parent]
+        bonus = TracedNode(verdict.bonus, parent=parent, depth=parent_node.depth + 1, rule=parent_node.rule)
+        if parent in self._rows:
+            self._rows[parent].fill(bonus)
+            bonus.rule = self._bonus_rule(parent, verdict.bonus)
+        return bonus
+
+    def _bonus_rule(self, parent: int, token: int) -> Rule:
+        """What kept a child of an expanded node out of the verified tree."""
+        for index, node in enumerate(self.nodes):
+            if (node.parent, node.token) == (parent, token):
+                return self._drop_rule if index in self._dropped_indices else Rule.NONE
+        if self._is_sampled:
+            return Rule.DRAW
+        level_row = self._rows[parent]
+        if not level_row.offers(token):
+            return Rule.WIDTH
+        return Rule.BUDGET if level_row.keeps(token) else Rule.KEEP
+
+    def shown_cut(self, nodes: Sequence[TracedNode]) -> list[int]:
+        """The indices of the cut candidates and dropped nodes to show, the most probable paths first.
+
+        Args:
+            nodes: `nodes` and, after them, `cut_candidates`.
+        """
+        cut_indices = [*range(len(self.nodes), len(nodes)), *self._dropped_indices]
+        path_logprobs = [0.0]
+        for node in nodes[1:] if self._rows else []:
+            path_logprobs.append(path_logprobs[node.parent] + self._rows[node.parent].seen_logprob(node.token))
+        cut_indices.sort(key=lambda index: (-path_logprobs[index], nodes[index].depth))
+        return cut_indices[:MOST_CUT]

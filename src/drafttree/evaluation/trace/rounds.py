@@ -1,38 +1,30 @@
-"""From a tree as it grew and was judged to the data of a round."""
+"""The data of a round, made of its tree as it grew and was judged."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.detokenizer import Tokenizer
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request
 from drafttree.evaluation.trace.growth import Grown
-from drafttree.evaluation.trace.trace import Outcome, TracedRound
+from drafttree.evaluation.trace.trace import Outcome, TracedNode, TracedRound
 
 
 def read_round(
     grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round
 ) -> TracedRound:
-    """The data of a round, but for texts; the arguments behind `grown` are those of `RoundObserver.settled`."""
-    order = [*grown.places, *grown.cut]
-    path = {*verdict.path}
-    numbers = {index: number for number, index in enumerate(order)}
-    nodes = [grown.nodes[index] for index in order]
-    bonus = replace(grown.bonus, outcome=Outcome.BONUS)
-    for node in (*nodes, bonus):
-        node.parent = numbers.get(node.parent, -1)
-    for number, node in enumerate(nodes[: tree.size]):
-        rejection = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
-        node.outcome = Outcome.ACCEPTED if number in path else rejection
-    nodes[0].outcome = Outcome.ROOT
+    """The data of a round, without the texts of its tokens.
+
+    The nodes of `grown` are changed. All other arguments are those of `RoundObserver.settled`.
+    """
+    nodes, bonus = _renumbered(grown)
+    _set_outcomes(nodes[: tree.size], verdict.path)
     scored_nodes = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
-    rows = sorted({node.parent for node in scored_nodes})
-    chances = request.verifier.sampling.process(logits[rows]).softmax(-1)
-    node_chances = chances[[rows.index(node.parent) for node in scored_nodes], [node.token for node in scored_nodes]]
-    for node, chance in zip(scored_nodes, node_chances.tolist(), strict=True):
-        node.target = chance
+    _set_target_probabilities(scored_nodes, logits, request.verifier.sampling)
     return TracedRound(
         nodes=nodes,
         size=tree.size,
@@ -46,8 +38,40 @@ def read_round(
     )
 
 
+def _renumbered(grown: Grown) -> tuple[list[TracedNode], TracedNode]:
+    """The nodes of the verified tree and, after them, those that were cut; also the bonus token.
+
+    Parents become indices into these nodes.
+    """
+    order = [*grown.places, *grown.cut]
+    numbers = {index: number for number, index in enumerate(order)}
+    nodes = [grown.nodes[index] for index in order]
+    bonus = replace(grown.bonus, outcome=Outcome.BONUS)
+    for node in (*nodes, bonus):
+        node.parent = numbers.get(node.parent, -1)
+    return nodes, bonus
+
+
+def _set_outcomes(nodes: Sequence[TracedNode], path: Sequence[int]) -> None:
+    """Set what became of the nodes of a verified tree, given its accepted path."""
+    for number, node in enumerate(nodes):
+        rejection = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
+        node.outcome = Outcome.ACCEPTED if number in path else rejection
+    nodes[0].outcome = Outcome.ROOT
+
+
+def _set_target_probabilities(nodes: Sequence[TracedNode], logits: Tensor, sampling: Sampling) -> None:
+    """Set the target's probability of nodes whose parents have a row in its logits `[tree nodes, vocab]`."""
+    parents = sorted({node.parent for node in nodes})
+    probabilities = sampling.process(logits[parents]).softmax(-1)
+    rows = [parents.index(node.parent) for node in nodes]
+    node_probabilities = probabilities[rows, [node.token for node in nodes]]
+    for node, probability in zip(nodes, node_probabilities.tolist(), strict=True):
+        node.target = probability
+
+
 def phases(cost: Round) -> dict[str, float]:
-    """The time of a round by phase; on a device, passes overlap with the rest."""
+    """Seconds of a round by phase, see `PHASES`; on a GPU, passes overlap with the other phases."""
     seconds = {
         "draft": cost.draft_seconds,
         "growth": max(cost.growth_seconds, 0.0),
@@ -61,7 +85,7 @@ def phases(cost: Round) -> dict[str, float]:
 
 
 class TokenTexts:
-    """Texts of tokens behind a token, each decoded once.
+    """The texts of tokens, which depend on the token before; each pair is decoded once.
 
     Args:
         tokenizer: decodes the tokens; None to show token ids.
@@ -72,16 +96,16 @@ class TokenTexts:
         self._known: dict[tuple[int | None, int], str] = {}
 
     def piece(self, before: int | None, token: int) -> str:
-        """A token behind another one, special tokens by their name.
+        """The text of a token after another one, None for none; special tokens by their name.
 
-        Some tokenizers leave out the space that a text begins with, so a token is decoded behind the one before it.
+        Some tokenizers drop the space at the beginning of a text, so a token is decoded together with the one before.
         """
         if (before, token) not in self._known:
             self._known[before, token] = self._piece(before, token)
         return self._known[before, token]
 
     def fill(self, turn: TracedRound, before: int | None) -> TracedRound:
-        """A round with its texts, given the token before its root, None for the first of a text."""
+        """Fill in the texts of a round and return it; `before` is the token before its root, None if there is none."""
         for node in (*turn.nodes, turn.bonus):
             parent_token = before if node.parent < 0 else turn.nodes[node.parent].token
             node.text = self.piece(parent_token, node.token)

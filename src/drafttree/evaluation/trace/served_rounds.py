@@ -1,4 +1,4 @@
-"""The rounds of a request in an engine as plain data: its trees as they grew, were cut to the budget and judged."""
+"""The rounds of a request in an engine as plain data: trees as they grew, were cut to the budget and were judged."""
 
 from collections import deque
 from typing import NamedTuple
@@ -17,11 +17,11 @@ class ServedRound(NamedTuple):
     """A round of a request.
 
     Attributes:
-        traced: its tree; behind it the nodes that were drafted and cut to the budget of the batch. The drafter's
-            probabilities are as the policy saw them.
+        traced: the data of the round. Cut nodes were drafted and exceeded the budget of the batch; the drafter's
+            probabilities are those that the policy saw.
         cost: the cost of the round.
-        reason: why nothing was drafted for any request, None where something was.
-        before: the token before the root, None for the first of a text.
+        reason: why nothing was drafted for any request; None if something was.
+        before: the token before the root; None if there is none.
     """
 
     traced: TracedRound
@@ -31,10 +31,10 @@ class ServedRound(NamedTuple):
 
 
 class TracingObserver(RoundObserver):
-    """Sees the rounds of one request, and makes texts of their tokens where they are taken.
+    """Records the rounds of one request; the texts of their tokens are filled in by `take`.
 
     Args:
-        texts: turns tokens into text.
+        texts: the texts of tokens.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
@@ -51,7 +51,7 @@ class TracingObserver(RoundObserver):
         self._seen.append(ServedRound(traced, turn, self._reason, request.tokens[root - 1] if root else None))
 
     def take(self) -> ServedRound | None:
-        """The oldest round that was not taken yet; None if there is none. For another thread than the engine's."""
+        """Take out the oldest round, None if there is none; another thread than the engine's may call this."""
         if not self._seen:
             return None
         served_round = self._seen.popleft()

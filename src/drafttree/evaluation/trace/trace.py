@@ -1,4 +1,4 @@
-"""The trace of a text as plain data: what every node of every round's tree was, and what became of it."""
+"""The trace of a text as plain data: every node of every round's tree, and what became of it."""
 
 import json
 from collections import Counter
@@ -10,8 +10,8 @@ from typing import Any
 from drafttree.core.tree import Rule
 
 PHASES = ("draft", "growth", "masks", "target", "verify", "commit", "text", "other")
-"""The parts of a round's time: draft passes, growing the tree from them, ancestor masks, the target pass, the verifier,
-keeping rows of the KV cache, turning tokens into text, and what is left."""
+"""The parts of a round's time: draft passes, growth of the tree, ancestor masks, the target pass, the verifier, the
+commit of KV cache rows, the conversion of tokens into text, and the rest."""
 
 
 class Outcome(StrEnum):
@@ -22,11 +22,11 @@ class Outcome(StrEnum):
     ACCEPTED = "accepted"
     """A drafted token that the verifier accepted."""
     REJECTED = "rejected"
-    """A drafted token whose parent was accepted, and which was not."""
+    """A drafted token that was not accepted, though its parent was."""
     UNREACHED = "unreached"
     """A drafted token whose parent was not accepted."""
     BONUS = "bonus"
-    """The token that the target added behind the accepted path."""
+    """The token that the target added after the accepted path."""
     CUT = "cut"
     """A candidate that did not become part of the tree."""
 
@@ -37,18 +37,18 @@ class TracedNode:
 
     Attributes:
         token: the token id.
-        text: the token as text, behind its parent.
-        parent: its parent's place among the round's nodes, -1 for the root.
-        depth: its distance from the root.
-        rank: its place among its siblings, 0 for the drafter's most probable token or the one drawn first; -1 where
-            the drafter was not asked.
-        draft: its probability given its parent by the drafter, with the text's temperature and truncation; None for the
-            root and where the drafter was not asked.
+        text: the token as text after its parent.
+        parent: the index of the parent among the round's nodes, -1 for the root.
+        depth: the distance from the root.
+        rank: the index among the siblings, 0 for the drafter's most probable token or the one drawn first; -1 if the
+            drafter was not asked.
+        draft: the drafter's probability given the parent, with the text's temperature and truncation; None for the root
+            and if the drafter was not asked.
         seen: `draft` as the policy saw it. Coupled sampling shows the policy the noise that decides the draw.
-        target: its probability by the target, with the text's temperature and truncation; None for the root and where
-            the parent was not scored.
-        outcome: what became of it.
-        rule: what cut a candidate, what ended the path at a leaf, what kept the bonus token out of the tree.
+        target: the target's probability, with the text's temperature and truncation; None for the root and if the
+            parent was not scored.
+        outcome: what became of the node.
+        rule: what cut a candidate, ended the path at a leaf, or kept the bonus token out of the tree.
     """
 
     token: int
@@ -68,13 +68,13 @@ class TracedRound:
     """A round of a text.
 
     Attributes:
-        nodes: the tree in breadth-first order, then the most probable of the candidates that were cut.
-        size: how many of them are the tree.
+        nodes: the tree in breadth-first order, then the most probable cut candidates.
+        size: the number of nodes of the tree.
         path: the accepted nodes, the root first.
         bonus: the token that follows the path.
-        committed: tokens that became part of the text; fewer than were accepted where the text ends.
+        committed: tokens that became part of the text; fewer than were accepted if the text ends.
         accepted: how many of these were drafted.
-        cut: how many candidates each rule has cut.
+        cut: by rule, the number of candidates that it cut.
         widths: widths of the frontiers that the drafter was asked about; empty if it was not asked.
         seconds: seconds by phase, see `PHASES`.
     """
@@ -91,7 +91,7 @@ class TracedRound:
 
     @property
     def rejected(self) -> list[int]:
-        """The drafter's own continuation of the accepted path: the likeliest rejected node, and so on below it."""
+        """The drafter's own continuation of the accepted path: at each depth, the likeliest child of the node above."""
         rejected_path = list[int]()
         parent = self.path[-1]
         while children := [node for node in range(1, self.size) if self.nodes[node].parent == parent]:
@@ -107,9 +107,9 @@ class AcceptanceCell:
     Attributes:
         depth: the depth of the nodes.
         rank: the rank of the nodes among their siblings.
-        drafted: the number of nodes that were drafted.
-        judged: how many of them had an accepted parent.
-        accepted: how many were accepted.
+        drafted: the number of drafted nodes.
+        judged: the number of those whose parent was accepted.
+        accepted: the number of accepted nodes.
     """
 
     depth: int
@@ -121,16 +121,16 @@ class AcceptanceCell:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the draft trees of a text did.
+    """The trace of a text.
 
     Attributes:
         prompt: the prompt before the text.
-        pieces: the text, in a piece per token; a token may add nothing to it.
+        pieces: the text in a piece per token, which may be empty.
         setting: names of target, drafter, policy and verifier, then precision, temperature, seed and fidelity in words.
         sampled: whether the children in the trees were drawn.
-        finish_reason: why the text ended, as `Generation` has it.
+        finish_reason: why the text ended, as in `Generation`.
         rounds: the rounds in order.
-        metrics: metrics as `Metrics.summary` has them.
+        metrics: the metrics, as in `Metrics.summary`.
     """
 
     prompt: str
@@ -143,12 +143,12 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """What was generated."""
+        """The generated text."""
         return "".join(self.pieces)
 
     @cached_property
     def acceptance(self) -> list[AcceptanceCell]:
-        """Acceptance by depth and rank, for every depth and rank that was drafted."""
+        """Acceptance for every drafted depth and rank."""
         counts: dict[tuple[int, int], Counter[str]] = {}
         for turn in self.rounds:
             for node in turn.nodes[1 : turn.size]:
@@ -162,15 +162,15 @@ class Trace:
 
     @property
     def cut(self) -> dict[str, int]:
-        """How many candidates each rule has cut, in all rounds."""
+        """By rule, the number of candidates that it cut in all rounds."""
         return dict(sum((Counter(turn.cut) for turn in self.rounds), Counter()))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time by phase, in all rounds."""
+        """Seconds by phase, in all rounds."""
         return {phase: sum(turn.seconds[phase] for turn in self.rounds) for phase in PHASES}
 
     def to_json(self) -> str:
-        """All of it as one line of JSON, with the acceptance by depth and rank."""
+        """The trace as one line of JSON, with text and acceptance by depth and rank."""
         document = asdict(self) | {"text": self.text, "acceptance": [asdict(cell) for cell in self.acceptance]}
         return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Writing a text by the decoder's own steps, and keeping what its trees did."""
+"""Writes a text by the decoder's own steps, and records its trees."""
 
 from collections.abc import Iterator
 from typing import Unpack
@@ -21,10 +21,10 @@ from drafttree.loading.names import PartNames
 
 
 class Tracer:
-    """One text while it is written and traced.
+    """Writes and traces one text.
 
     Args:
-        decoder: writes the text, and stays as it is.
+        decoder: the decoder that writes the text; it is not changed.
         prompt: one prompt, as `Decoder.generate` takes it.
         **options: options of `Decoder.generate`.
 
@@ -33,7 +33,7 @@ class Tracer:
         rounds: rounds so far.
 
     Raises:
-        DraftTreeError: as `Decoder.generate` does.
+        DraftTreeError: As for `Decoder.generate`.
     """
 
     def __init__(self, decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> None:
@@ -44,7 +44,7 @@ class Tracer:
         self._setting = _setting(decoder, self.request)
 
     def run(self) -> Iterator[TracedRound]:
-        """Write the text, yielding every round when it is committed; Ctrl-C in a round ends the text there."""
+        """Write the text and yield every round after its commit; Ctrl-C in a round ends the text."""
         decoder = self._decoder
         request = self.request
         with decoder.prefixes.keeping(request), decoder.learned.learning(request):
@@ -68,7 +68,7 @@ class Tracer:
         return self._decoder.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def trace(self) -> Trace:
-        """The trace of what has been written so far."""
+        """The trace of the text so far."""
         generation = self.request.generation()
         return Trace(
             prompt=self.prompt,
@@ -81,7 +81,7 @@ class Tracer:
         )
 
     def _pieces(self, generation: Generation) -> list[str]:
-        """The text in a piece per token, as the tokens completed it."""
+        """The text in a piece per token: the characters that the token completed."""
         if self._decoder.tokenizer is None:
             return [self._texts.piece(None, token) for token in generation.tokens]
         pieces = [""] * len(generation.tokens)
@@ -91,17 +91,17 @@ class Tracer:
 
 
 class _RoundRecord(GrowthRecord, RoundObserver):
-    """Keeps what growth and the loop tell of a round, to be read after it, outside its clock."""
+    """Records a round; it is read after the round, so that the round's time does not include it."""
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
-        """Nothing: growth has told more."""
+        """Do nothing; the growth of the tree has told more."""
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         self._settled = tree, logits, verdict, turn
 
     @torch.inference_mode()
     def traced(self, request: Request) -> TracedRound:
-        """The data of the round of a request, but for texts."""
+        """The data of the recorded round, without the texts of its tokens."""
         tree, logits, verdict, _ = self._settled
         columns = request.verifier.sampling, logits.shape[-1]
         grown = self.read(tree, verdict, *columns, reranks=request.policy.reranks)
@@ -124,15 +124,15 @@ def trace_text(decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOpt
     """Write a text and trace it.
 
     Args:
-        decoder: writes the text.
+        decoder: the decoder that writes the text.
         prompt: one prompt, as `Decoder.generate` takes it.
         **options: options of `Decoder.generate`.
 
     Returns:
-        The trace; its text is what `Decoder.generate` gives.
+        The trace, whose text is that of `Decoder.generate`.
 
     Raises:
-        DraftTreeError: as `Decoder.generate` does.
+        DraftTreeError: As for `Decoder.generate`.
     """
     tracer = Tracer(decoder, prompt, **options)
     for _ in tracer.run():

@@ -1,12 +1,12 @@
-"""A race by successive halving: many ways over few texts, the better half of them over twice as many, and so on.
+"""A race by successive halving: all ways write few texts, the better half writes twice as many, and so on.
 
-Each way is judged by its decoding speed over plain decoding's on the same texts. Time is the sum of what the runs took,
-not a clock: runs that were kept of an earlier process count as they did then, and the same results give the same
-choice.
+Each way is judged by its decoding speed over plain decoding's on the same texts. Time is not a clock's, but the sum of
+the runs' own times: runs that were stored by an earlier process count as they did then, and the same results give the
+same choice.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drafttree.engine.metrics import Metrics
@@ -16,14 +16,19 @@ from drafttree.measure.law import Speedup
 from drafttree.measure.method import PLAIN
 
 FIRST_TEXTS = 2
-"""Texts of every way in the first rung, unless it is told otherwise."""
+"""Texts of every way in the first rung by default."""
 LEAST_PROMPTS = 3
-"""With fewer, nothing can be said about other prompts."""
+"""Prompts from which on an interval is over prompts; fewer say nothing about other prompts."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What a text took: its decoding, and the seconds with what had to be done before it."""
+    """What a text took.
+
+    Attributes:
+        metrics: the metrics of the text.
+        seconds: seconds of the text and of everything that had to be done before it.
+    """
 
     metrics: Metrics
     seconds: float
@@ -34,9 +39,9 @@ class Rung:
     """A step of a race.
 
     Attributes:
-        ways: the number of ways still in the race, plain decoding not counted.
-        texts: the number of texts of each, those of earlier rungs included.
-        complete: whether all of them were run before the time was up.
+        ways: the number of ways still in the race, without plain decoding.
+        texts: texts per way, those of earlier rungs included.
+        complete: whether all texts were written before the time was up.
     """
 
     ways: int
@@ -45,16 +50,16 @@ class Rung:
 
 
 class Race:
-    """Runs texts of several ways by turns.
+    """Runs the texts of several ways by turns.
 
     Args:
-        measure: runs a text, by number, in one way, by name.
-        prompts: the number of prompts; texts whose numbers differ by it are of the same prompt.
-        spent: seconds that are spent already.
+        measure: runs a text, given the name of the way and the number of the text.
+        prompts: the number of prompts; text number n continues prompt n modulo this.
+        spent: seconds spent before the race.
 
     Attributes:
-        spent: these seconds and those of all runs.
-        runs: the runs, by way and number of the text.
+        spent: seconds spent before the race and by all runs.
+        runs: all runs, by way and number of the text.
     """
 
     def __init__(self, measure: Callable[[str, int], Timed], prompts: int, spent: float = 0.0) -> None:
@@ -64,9 +69,15 @@ class Race:
         self.runs: dict[str, dict[int, Timed]] = {}
 
     def run(self, ways: Sequence[str], texts: int, until: float) -> bool:
-        """Run the first texts in all ways, those that have run left out; whether the time was enough.
+        """Run the first texts in all ways, except runs that are done.
 
-        No run begins when so many seconds are spent.
+        Args:
+            ways: names of the ways.
+            texts: texts per way.
+            until: seconds; once they are spent, no run begins.
+
+        Returns:
+            Whether the time was enough.
         """
         for text, way in by_turns(ways, texts):
             way_runs = self.runs.setdefault(way, {})
@@ -79,63 +90,63 @@ class Race:
         return True
 
     def speedup(self, way: str) -> Speedup:
-        """A way beside plain decoding, over the texts that both have run."""
+        """A way compared with plain decoding, over the texts that both have run."""
         way_runs, plain_runs = self.runs.get(way, {}), self.runs.get(PLAIN, {})
         texts = [text for text in way_runs if text in plain_runs]
-        return Speedup(*(Metrics.total(runs[text].metrics for text in texts) for runs in (way_runs, plain_runs)))
+        return Speedup(_total(way_runs, texts), _total(plain_runs, texts))
 
     def ranked(self, ways: Iterable[str]) -> list[str]:
-        """The ways that have run, those of the highest decoding speed first."""
+        """The ways that have run, the fastest at decoding first."""
         speeds = {way: speedup.law.decoding for way in ways if (speedup := self.speedup(way)).drafted.rounds}
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
     def gain(self, way: str) -> Interval | None:
-        """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text."""
+        """The gain in decoding speed over plain decoding, with its interval; None if they share no text."""
         ratio = self.ratio_to(way, PLAIN)
         if ratio is None:
             return None
-        low, high = (None if end is None else end - 1 for end in (ratio.low, ratio.high))
+        low = None if ratio.low is None else ratio.low - 1
+        high = None if ratio.high is None else ratio.high - 1
         return Interval(ratio.mean - 1, low, high)
 
     def ratio_to(self, way: str, rival: str) -> Interval | None:
-        """The decoding speed of a way over another's, with its interval; None without a text.
+        """The decoding speed of a way over another's, with its interval; None if they share no text.
 
-        A sample is a prompt, or a text where there are too few prompts: then the interval holds for these prompts only.
+        A sample is a prompt. If there are too few prompts, it is a text, and the interval holds for these prompts only.
         """
         way_runs, rival_runs = self.runs.get(way, {}), self.runs.get(rival, {})
-        texts = [text for text in way_runs if text in rival_runs]
-        samples = dict.fromkeys(self._sample(text) for text in texts)
-        way_decodings, rival_decodings = (
-            [_decoding(runs[text].metrics for text in texts if self._sample(text) == sample) for sample in samples]
-            for runs in (way_runs, rival_runs)
-        )
-        return Interval.of_speeds_by_jackknife(way_decodings, rival_decodings) if texts else None
+        texts_by_sample: dict[int, list[int]] = {}
+        for text in way_runs:
+            if text in rival_runs:
+                texts_by_sample.setdefault(self._sample(text), []).append(text)
+        if not texts_by_sample:
+            return None
+        way_decodings = [_decoding(way_runs, texts) for texts in texts_by_sample.values()]
+        rival_decodings = [_decoding(rival_runs, texts) for texts in texts_by_sample.values()]
+        return Interval.of_speeds_by_jackknife(way_decodings, rival_decodings)
 
     def _sample(self, text: int) -> int:
         return text % self.prompts if self.prompts >= LEAST_PROMPTS else text
 
     def halve(self, ways: Sequence[str], until: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
-        """The ways that ran, those of the last rung first and the best of them first, and the rungs.
+        """Run rung after rung, each with the better half of the ways and twice as many texts.
 
         Args:
-            ways: names, without plain decoding, which runs in every rung; the first of them if the time is too short
-                for all. What has run is not run again.
-            until: no run begins when so many seconds are spent.
-            texts: texts of every way in the first rung.
+            ways: names of the ways, without plain decoding, which runs in every rung. If the time is too short for all,
+                the first ones race. Runs that are done are not repeated.
+            until: seconds; once they are spent, no run begins.
+            texts: texts per way in the first rung.
+
+        Returns:
+            The ways that ran, those of the last rung first and the fastest of a rung first, and the rungs.
         """
         self.run([PLAIN], 1, math.inf)
         finished_count = sum(min(len(self.runs.get(way, {})), texts) for way in ways)
         affordable_runs = (until - self.spent) / self.runs[PLAIN][0].metrics.seconds + finished_count
-        ways = ways[
-            : next(
-                (
-                    way_count
-                    for way_count in range(len(ways), 1, -1)
-                    if planned_runs(way_count, texts) <= affordable_runs
-                ),
-                1,
-            )
-        ]
+        way_count = len(ways)
+        while way_count > 1 and planned_runs(way_count, texts) > affordable_runs:
+            way_count -= 1
+        ways = ways[:way_count]
         rungs = list[Rung]()
         dropped_ways = list[str]()
         while True:
@@ -151,7 +162,7 @@ class Race:
 
 
 def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
-    """The runs of a race that has the time for all rungs, plain decoding's included; arguments as for `Race.halve`."""
+    """The runs of a race with time for all rungs, plain decoding's included, by the number of ways and first texts."""
     runs = 0
     previous_texts = 0
     while True:
@@ -163,7 +174,12 @@ def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
         texts *= 2
 
 
-def _decoding(texts: Iterable[Metrics]) -> Run:
+def _total(runs: Mapping[int, Timed], texts: Iterable[int]) -> Metrics:
+    """The metrics of some texts together."""
+    return Metrics.total(runs[text].metrics for text in texts)
+
+
+def _decoding(runs: Mapping[int, Timed], texts: Iterable[int]) -> Run:
     """Tokens and seconds of decoding of some texts together."""
-    total = Metrics.total(texts)
+    total = _total(runs, texts)
     return total.tokens, total.decoding_seconds

@@ -1,4 +1,4 @@
-"""What a tuning has found, and what to do by it: a file to load, options of a command, and lines of Python."""
+"""The outcome of a tuning, and its use: a file to load, options of a command, and lines of Python."""
 
 import datetime
 import math
@@ -21,19 +21,19 @@ from drafttree.measure.reference import transformers_model
 from drafttree.policies import Chain
 
 MEASURED = {"speculate", "gain", "expected", "confirmed", "law"}
-"""Figures that go into the file of a tuned policy."""
+"""The figures that are written into the file of a tuned policy."""
 
 
 @dataclass(frozen=True)
 class TunedMethod:
-    """What was measured of a drafter and a policy.
+    """The measurement of a drafter and a policy.
 
     Attributes:
         drafter: the name of the drafter.
         policy: the canonical specification of the policy.
-        texts: the number of texts compared with plain decoding.
-        ratio: its decoding speed over plain decoding's; None where the times tell none.
-        draft_temperature: the draft temperature of its texts.
+        texts: texts that were compared with plain decoding.
+        ratio: decoding speed over plain decoding's; None if the times tell none.
+        draft_temperature: the draft temperature of the texts.
     """
 
     drafter: str
@@ -49,14 +49,14 @@ class TunedMethod:
 
 @dataclass(frozen=True)
 class TemperatureGain:
-    """What a draft temperature is worth.
+    """The gain of a draft temperature other than 1.
 
     Attributes:
-        draft_temperature: the fastest of those other than 1.
+        draft_temperature: the fastest draft temperature other than 1.
         way: the drafter and the policy that it was measured with.
         rival: the fastest drafter and policy at draft temperature 1.
         ratio: decoding speed over the rival's, on the same prompts by turns.
-        confirmed: whether it was measured after the choice.
+        confirmed: whether the ratio was measured after the choice.
     """
 
     draft_temperature: float
@@ -67,12 +67,12 @@ class TemperatureGain:
 
     @property
     def pays(self) -> bool:
-        """Whether it is recommended: it was confirmed, and its whole interval lies above 1."""
+        """Whether the draft temperature is recommended: its ratio is confirmed, and the whole interval is above 1."""
         return self.confirmed and self.ratio.low is not None and self.ratio.low > 1
 
     @property
     def sentence(self) -> str:
-        """What it was worth, for people."""
+        """The gain in one line, for people."""
         ratio = self.ratio
         interval = "on one text" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
         ways = [f"{name} at " if self.way != self.rival else "" for name in (self.way, self.rival)]
@@ -85,25 +85,25 @@ class TemperatureGain:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome.
+    """The outcome of a tuning.
 
     Attributes:
         best: the fastest way; None if none could be measured.
         decoder: the decoder of that way.
         costs: the cost curve of its drafter.
-        expected: R by the cost curve and what was accepted in the texts it was chosen on.
+        expected: R by the cost curve and by what was accepted in the texts of the choice.
         gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
-        confirmed: whether the gain was measured after the choice, and so owes nothing to it, on more than one prompt.
-        apart: whether it was measured on prompts that the choice had not seen.
-        speedup: the texts in which the gain was measured, beside plain decoding; None if there is no best way.
-        ways: all that were tried, those of the last rung first and the best of them first.
+        confirmed: whether the gain was measured after the choice, so that it is not biased by it, on several prompts.
+        apart: whether the gain was measured on prompts that the choice had not seen.
+        speedup: the texts that the gain was measured on, compared with plain decoding; None if there is no best way.
+        ways: all ways that were tried, those of the last rung first and the fastest of a rung first.
         rungs: the rungs of the successive halving.
         missing: what was not measured for lack of time, a clause each.
-        left_out: drafters that cannot be used, with the reason.
-        too_short: prompts left out as too short.
-        interrupted: whether Ctrl-C has ended it before it was done.
-        temperature_gain: what a draft temperature other than 1 is worth; None where none was raced.
-        one_prompt: whether all texts were of one prompt, whose gain says nothing of other prompts.
+        left_out: by drafter, why it cannot be used.
+        too_short: prompts that were left out as too short.
+        interrupted: whether Ctrl-C or the time limit ended the tuning early.
+        temperature_gain: the gain of a draft temperature other than 1; None if none was raced.
+        one_prompt: whether all prompts were equal, so that the gain says nothing about others.
     """
 
     best: TunedMethod | None
@@ -125,22 +125,22 @@ class Tuning:
 
     @property
     def recommends(self) -> bool:
-        """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
+        """Whether anything is recommended, if only not to speculate: the gain is confirmed and the tuning complete."""
         has_verdict = self.speedup is not None and (not self.doubt or self.speedup.drafts_nothing)
         return self.confirmed and not self.interrupted and has_verdict
 
     @property
     def speculates(self) -> bool:
-        """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
+        """Whether speculation is recommended: the gain is confirmed and certain, and its whole interval is above 0."""
         return self.gain is not None and (self.gain.low or 0.0) > 0 and self.confirmed and not self.doubt
 
     @property
     def doubt(self) -> str | None:
-        """Why the times tell no gain; None where they do."""
+        """Why the times tell no gain; None if they do."""
         return self.speedup.doubt if self.speedup else None
 
     def summary(self) -> dict[str, object]:
-        """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
+        """All figures, for JSON: ratios are None if the times tell none, the margin if its interval has no ends."""
         is_conclusive = not self.doubt
         gain = self.gain
         margin = gain.margin if gain and math.isfinite(gain.margin) else None
@@ -166,7 +166,7 @@ class Tuning:
 
 
 def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -> TunedPolicy:
-    """The recommendation as a policy that `drafttree.load` takes, in a file or as it is.
+    """The recommendation as a policy, which `drafttree.load` takes as an object or from a file.
 
     Args:
         tuning: the outcome of the tuning.
@@ -175,7 +175,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
         verifier: the name of its verifier, or "auto".
 
     Raises:
-        ConfigError: the target is no transformers model, and so cannot be known again.
+        ConfigError: If the target is not a transformers model, and so could not be recognised later.
     """
     model = transformers_model(decoder)
     drafter_model = None
@@ -203,7 +203,7 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
     Args:
         tuning: the outcome of the tuning.
         target: the name or folder of its target.
-        saved: the file it was saved in, if it was.
+        saved: the file that the recommendation was saved in; None if it was not saved.
         verifier: the name of the verifier, or "auto".
         dtype: the dtype of the target.
     """
@@ -223,7 +223,7 @@ def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
 
 
 def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: str) -> dict[str, str]:
-    """What the recommendation gives `load`; `others` where a drafter and a policy are named."""
+    """The options of `load` by the recommendation, with `others` only if a drafter and a policy are named."""
     if saved:
         return {"policy": str(saved)}
     if not (tuning.speculates and tuning.best):
@@ -239,6 +239,6 @@ def _draft_temperature(tuning: Tuning) -> float | None:
 
 
 def _lasting(name: str) -> str:
-    """A model's name that holds in other working folders too."""
+    """A model's name that is valid in any working folder: folders become absolute."""
     prefix, model = (MIXED, name.removeprefix(MIXED)) if name.startswith(MIXED) else ("", name)
     return prefix + (str(Path(model).resolve()) if model not in zoo.NAMES and Path(model).is_dir() else model)

@@ -20,6 +20,7 @@ from drafttree.measure.method import PLAIN
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.run_store import RunStore
 from drafttree.policies import Chain
+from drafttree.verifiers import Verifier
 
 GRID = (
     "auto",
@@ -36,24 +37,28 @@ GRID = (
     "eagle",
     "opt-tree",
 )
-"""The settings of each drafter, in the order in which they are tried if time is short."""
+"""Policies that are tried with every drafter; if time is short, the first ones are."""
 DRAFT_TEMPERATURES = (0.6, 0.8, 1.25)
-"""Raced beside 1 by the best ways, in the order in which they are tried if time is short."""
+"""Draft temperatures that the best ways race at besides 1; if time is short, the first ones are tried."""
 SURVIVORS, WARM_TEXTS = 2, 4
-"""The ways that are raced at others than 1, and their texts in the first rung: they differ less than policies do."""
+"""How many ways race at draft temperatures other than 1, and their texts in the first rung.
+
+There are more texts than for policies, since draft temperatures differ less.
+"""
 LEAST_TOKENS, LEAST_PROMPTS = 4, 9
-"""A shorter prompt is left out; with fewer prompts the choice is confirmed on those it was made on."""
+"""The fewest tokens of a prompt that is used, and the fewest prompts of which some are held out to confirm."""
 EVERY = 3
-"""One of so many prompts is not seen by the choice, and confirms it."""
+"""Every third prompt is held out from the choice, and confirms it."""
 CHOOSING, TEMPERING = 0.6, 0.8
-"""The shares of the time after which drafter and policy are chosen, and the draft temperature; the rest confirms."""
+"""Shares of the time at which the choice of drafter and policy ends, and that of the draft temperature."""
 CONFIRMING = 16
-"""Texts that confirm a choice at most, or as many as prompts are held out."""
+"""Texts of each finalist that confirm the choice; more if more prompts are held out."""
 WARM_UP = 8
+"""New tokens of the text that warms up a way."""
 
 
 class _Way(NamedTuple):
-    """A drafter with a policy, a decoder with both, and the draft temperature that is the decoder's default."""
+    """A drafter, a policy and a draft temperature, with the decoder that uses them."""
 
     drafter: str
     policy: str
@@ -63,7 +68,13 @@ class _Way(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """A drafter's cost curve as JSON, the seconds it took to measure, and why there is none where it cannot draft."""
+    """The outcome of measuring a drafter's costs.
+
+    Attributes:
+        curve: the cost curve as JSON; None if the drafter cannot draft.
+        seconds: seconds that the measurement took.
+        error: why there is no curve; empty if there is one.
+    """
 
     curve: dict[str, Any] | None
     seconds: float
@@ -71,15 +82,15 @@ class MeasuredCosts:
 
 
 def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
-    """The drafters of some names, and those that are left out, with the reason.
+    """Load drafters; return those that fit the target by name, and the reason for each that does not.
 
     Args:
         decoder: the decoder, for its target and tokenizer.
-        names: drafters as `drafttree.load` takes them, but not "auto" and "none".
+        names: drafters as `drafttree.load` takes them, except "auto" and "none".
 
     Raises:
-        ConfigError: "auto" or "none" is among them.
-        ModelError: none of them can be used; the message names every one with its reason.
+        ConfigError: If "auto" or "none" is among the names.
+        ModelError: If no drafter can be used; the message gives the reason for each.
     """
     if reserved_names := {"none", "auto"}.intersection(names):
         raise ConfigError(f"{reserved_names.pop()!r} is not a drafter; plain decoding is run in any case")
@@ -102,19 +113,19 @@ def _no_drafter(left_out: Mapping[str, str]) -> ModelError:
 
 
 def planned_texts(prompts: int, ways: int) -> int:
-    """The texts of a tuning that has the time for all of them, at most."""
+    """The most texts that a tuning writes, if time is not short."""
     survivors = min(SURVIVORS, ways)
     warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
     return planned_runs(ways) + warm + 3 * max(CONFIRMING, int(prompts / EVERY))
 
 
 def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
-    """Write a text; what it took."""
+    """Write a text and return its metrics."""
     return decoder.generate(prompt, **options).metrics
 
 
 def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
-    """Measure the cost curve of a decoder's target and drafter in greedy texts or in others."""
+    """Measure the cost curve of a decoder's target and drafter, in greedy or in sampled texts."""
     start = time.perf_counter()
     try:
         curve = decoder.costs(greedy=greedy).to_json()
@@ -138,154 +149,332 @@ def tune(
 ) -> Tuning:
     """Find the drafter and the policy that decode the prompts fastest, and whether that beats plain decoding.
 
-    The prompts are split: the choice among all ways is made on most of them by successive halving. The best two then
-    race at other draft temperatures too, and the winner is confirmed against plain decoding on the other prompts; so is
-    its draft temperature against 1.
+    Most prompts serve the choice, which is made by successive halving; the best two ways then race at other draft
+    temperatures too. The other prompts confirm the winner against plain decoding, and its draft temperature against 1.
 
     Args:
         decoder: the decoder, for its target, verifier and tokenizer.
         drafters: the drafters, by name, as `find_drafters` gives them.
         prompts: token ids of each prompt.
-        policies: policies to try with every drafter, as for `parse_policies`; those the verifier does not admit are
-            skipped.
+        policies: policies to try with every drafter, as for `parse_policies`; those that are not lossless with the
+            verifier are skipped.
         draft_temperatures: draft temperatures to try beside 1.
-        minutes: minutes for all of it; a text that has begun is finished.
-        left_out: drafters that could not be loaded, with the reason, to tell with the rest.
-        progress: called after every text with the way it was written in.
-        store: keeps finished runs; by default none. The same runs count the time they took when they were made.
-        **options: options of `Decoder.new_request` but `draft_temperature`; without a seed it is 0, so that all write
-            the same texts.
+        minutes: minutes for everything; a text that has begun is finished.
+        left_out: by name, why a drafter could not be loaded; becomes part of `Tuning.left_out`.
+        progress: called after every text with the name of its way.
+        store: keeps finished runs; by default none. A run taken from it counts the time that it took when it was made.
+        **options: options of `Decoder.new_request` except `draft_temperature`; the seed is 0 unless given, so that all
+            ways write the same texts.
 
     Raises:
-        ConfigError: `minutes` is not above 0, no policy is lossless with the verifier, `draft_temperature` is given, or
-            1 is among `draft_temperatures`.
-        InputError: no prompt is long enough.
-        ModelError: no drafter can draft for the target.
+        ConfigError: If `minutes` is not above 0, no policy is lossless with the verifier, `draft_temperature` is given,
+            or 1 is among `draft_temperatures`.
+        InputError: If no prompt is long enough.
+        ModelError: If no drafter can draft for the target.
     """
+    _check_options(minutes, draft_temperatures, options)
+    prompt_split = _PromptSplit.of(prompts)
+    store = store or RunStore()
+    plain = decoder.plain()
+    greedy = not options.get("temperature", decoder.defaults.get("temperature"))
+    costed_drafters = _CostedDrafters.measured(decoder, drafters, left_out or {}, store, greedy=greedy)
+    ways = _ways(costed_drafters.decoders, policies, decoder.verifier)
+    contest = _Contest(_Writer(plain, ways, {"seed": 0, **options}), prompt_split, store, progress)
+    contest.choosing.spent = costed_drafters.seconds
+    with store.interruptible():
+        contest.choose(60 * minutes * CHOOSING)
+        contest.choose_temperature(draft_temperatures, 60 * minutes * TEMPERING, greedy=greedy)
+        contest.confirm(max(CONFIRMING, len(prompt_split.holdout)), 60 * minutes)
+    if not contest.choosing.runs.get(PLAIN):
+        raise KeyboardInterrupt
+    contest.rank_what_ran()
+    temperature_gain = contest.temperature_gain()
+    if temperature_gain and not temperature_gain.pays:
+        contest.prefer(contest.coldest)
+    return _outcome(contest, prompt_split, costed_drafters.left_out, temperature_gain, interrupted=store.interrupted)
+
+
+def _check_options(minutes: float, draft_temperatures: Sequence[float], options: Mapping[str, Any]) -> None:
     if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
     if "draft_temperature" in options:
         raise ConfigError("draft temperatures are raced; give draft_temperatures instead of draft_temperature")
     if 1 in draft_temperatures:
         raise ConfigError("draft temperature 1 is raced in any case; leave it out")
-    long_prompts = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
-    if not long_prompts:
-        longest = max(map(len, prompts), default=0)
-        raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more, the longest has {longest}; give longer ones")
-    store = store or RunStore()
-    text_options = {"seed": 0, **options}
-    plain = decoder.plain()
-    verifier = decoder.verifier
-    greedy = not options.get("temperature", decoder.defaults.get("temperature"))
-    decoders = dict[str, Decoder]()
-    unfit = dict(left_out or {})
-    seconds = 0.0
-    for name, drafter in drafters.items():
-        drafting_decoder = decoder.with_drafter(drafter)
-        measured_costs = store.run(
-            ("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting_decoder, greedy=greedy)
-        )
-        seconds += measured_costs.seconds
-        if measured_costs.curve is None:
-            unfit[name] = measured_costs.error
-        else:
-            decoders[name] = drafting_decoder.with_costs(parse_cost_curve(measured_costs.curve))
-    if not decoders:
-        raise _no_drafter(unfit)
-    lossless_policies = {
-        spec: policy
-        for spec, policy in parse_policies(policies).items()
-        if verifier is None or not incompatibility(policy, verifier)
-    }
-    if not lossless_policies:
-        raise ConfigError(f"none of the policies is lossless with {verifier and verifier.__name__}; name another")
-    ways = {
-        f"{name}, {spec}": _Way(name, spec, drafting_decoder.with_policy(policy))
-        for spec, policy in lossless_policies.items()
-        for name, drafting_decoder in decoders.items()
-    }
-    warmed_ways = set[str]()
 
-    def write(way: str, prompt: list[int]) -> Timed:
-        writer = plain if way == PLAIN else ways[way].decoder
+
+class _PromptSplit(NamedTuple):
+    """The prompts of a tuning that are long enough.
+
+    Attributes:
+        choice: prompts on which the choice is made.
+        holdout: prompts that only confirm it; empty if there are too few prompts to hold any out.
+        too_short: the number of prompts left out.
+    """
+
+    choice: list[list[int]]
+    holdout: list[list[int]]
+    too_short: int
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]]) -> "_PromptSplit":
+        """Split prompts.
+
+        Raises:
+            InputError: If no prompt is long enough.
+        """
+        choice = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
+        if not choice:
+            longest = max(map(len, prompts), default=0)
+            raise InputError(
+                f"no prompt has {LEAST_TOKENS} tokens or more, the longest has {longest}; give longer ones"
+            )
+        too_short = len(prompts) - len(choice)
+        if len(choice) < LEAST_PROMPTS:
+            return cls(choice, [], too_short)
+        holdout = choice[EVERY - 1 :: EVERY]
+        del choice[EVERY - 1 :: EVERY]
+        return cls(choice, holdout, too_short)
+
+    @property
+    def confirmation(self) -> list[list[int]]:
+        """The prompts that confirm the choice: those held out or, if there are none, those of the choice."""
+        return self.holdout or self.choice
+
+    @property
+    def is_one_prompt(self) -> bool:
+        """Whether all prompts are equal."""
+        return len(set(map(tuple, self.choice + self.holdout))) == 1
+
+
+class _CostedDrafters(NamedTuple):
+    """Drafters whose costs were measured.
+
+    Attributes:
+        decoders: by name of the drafter, a decoder with the drafter and its cost curve.
+        left_out: by name, why a drafter cannot be used.
+        seconds: seconds that all measurements took.
+    """
+
+    decoders: dict[str, Decoder]
+    left_out: dict[str, str]
+    seconds: float
+
+    @classmethod
+    def measured(
+        cls,
+        decoder: Decoder,
+        drafters: Mapping[str, Drafter],
+        left_out: Mapping[str, str],
+        store: RunStore,
+        *,
+        greedy: bool,
+    ) -> "_CostedDrafters":
+        """Measure the costs of drafters, or take them from the store; arguments as for `tune`.
+
+        Raises:
+            ModelError: If no drafter can draft.
+        """
+        decoders = dict[str, Decoder]()
+        unfit = dict(left_out)
+        seconds = 0.0
+        for name, drafter in drafters.items():
+            drafting_decoder = decoder.with_drafter(drafter)
+            measured_costs = store.run(
+                ("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting_decoder, greedy=greedy)
+            )
+            seconds += measured_costs.seconds
+            if measured_costs.curve is None:
+                unfit[name] = measured_costs.error
+            else:
+                decoders[name] = drafting_decoder.with_costs(parse_cost_curve(measured_costs.curve))
+        if not decoders:
+            raise _no_drafter(unfit)
+        return cls(decoders, unfit, seconds)
+
+
+def _ways(
+    decoders: Mapping[str, Decoder], policies: Sequence[PolicyLike], verifier: type[Verifier] | None
+) -> dict[str, _Way]:
+    """Every policy that is lossless with the verifier, with every drafter, at draft temperature 1.
+
+    Raises:
+        ConfigError: If no policy is lossless with the verifier.
+    """
+    ways = {}
+    for spec, policy in parse_policies(policies).items():
+        if verifier is None or not incompatibility(policy, verifier):
+            for name, decoder in decoders.items():
+                ways[f"{name}, {spec}"] = _Way(name, spec, decoder.with_policy(policy))
+    if not ways:
+        raise ConfigError(f"none of the policies is lossless with {verifier and verifier.__name__}; name another")
+    return ways
+
+
+class _Writer:
+    """Writes and times texts in any way. Before the first text of a way, a short one warms it up.
+
+    Args:
+        plain: the decoder of plain decoding.
+        ways: the other ways, by name; others may be added at any time.
+        options: options of all texts.
+    """
+
+    def __init__(self, plain: Decoder, ways: dict[str, _Way], options: Mapping[str, Any]) -> None:
+        self.ways = ways
+        self._plain = plain
+        self._options = options
+        self._warmed_ways = set[str]()
+
+    def write(self, way: str, prompt: list[int]) -> Timed:
+        """Write a text; its time includes that of a warm-up."""
+        decoder = self._plain if way == PLAIN else self.ways[way].decoder
         warm_up_seconds = 0.0
-        if way not in warmed_ways:
-            warmed_ways.add(way)
-            length = min(WARM_UP, text_options.get("max_new_tokens", WARM_UP))
-            warm_up_seconds = time_text(writer, prompt, {**text_options, "max_new_tokens": length}).seconds
-        metrics = time_text(writer, prompt, text_options)
+        if way not in self._warmed_ways:
+            self._warmed_ways.add(way)
+            length = min(WARM_UP, self._options.get("max_new_tokens", WARM_UP))
+            warm_up_seconds = time_text(decoder, prompt, {**self._options, "max_new_tokens": length}).seconds
+        metrics = time_text(decoder, prompt, self._options)
         return Timed(metrics, warm_up_seconds + metrics.seconds)
 
-    def race(phase: str, given: list[list[int]]) -> Race:
+
+class _Contest:
+    """The two races of a tuning: one chooses among the ways, the other confirms the choice.
+
+    After an interruption, the attributes hold what was found before.
+
+    Args:
+        writer: writes the texts of both races.
+        split: the prompts of both.
+        store: keeps finished texts.
+        progress: called after every text with its way.
+
+    Attributes:
+        ways: the ways by name; those at other draft temperatures than 1 are added before they race.
+        choosing: the race that chooses.
+        confirming: the race that confirms.
+        ranked: ways that ran, the best first.
+        rungs: rungs of the choice at draft temperature 1.
+        warm_rungs: rungs of the choice among draft temperatures.
+    """
+
+    def __init__(self, writer: _Writer, split: _PromptSplit, store: RunStore, progress: Callable[[str], None]) -> None:
+        self.ways = writer.ways
+        self.ranked = list[str]()
+        self.rungs = list[Rung]()
+        self.warm_rungs = list[Rung]()
+        self._writer = writer
+        self._store = store
+        self._progress = progress
+        self.choosing = self._race("choose", split.choice)
+        self.confirming = self._race("confirm", split.confirmation)
+
+    def _race(self, phase: str, prompts: list[list[int]]) -> Race:
         def measure(way: str, text: int) -> Timed:
-            timed = store.run((phase, text, way), Timed, functools.partial(write, way, given[text % len(given)]))
-            progress(way)
+            write = functools.partial(self._writer.write, way, prompts[text % len(prompts)])
+            timed = self._store.run((phase, text, way), Timed, write)
+            self._progress(way)
             return timed
 
-        return Race(measure, len(given))
+        return Race(measure, len(prompts))
 
-    holdout = long_prompts[EVERY - 1 :: EVERY] if len(long_prompts) >= LEAST_PROMPTS else []
-    choice_prompts = [prompt for index, prompt in enumerate(long_prompts) if not holdout or index % EVERY != EVERY - 1]
-    choosing = race("choose", choice_prompts)
-    confirming = race("confirm", holdout or choice_prompts)
-    choosing.spent = seconds
-    ranked = list[str]()
-    rungs = list[Rung]()
-    warm_rungs = list[Rung]()
-    with store.interruptible():
-        ranked, rungs = choosing.halve(list(ways), 60 * minutes * CHOOSING)
-        warm_ways = _warmer(ways, ranked if rungs[-1].complete else [], draft_temperatures, greedy=greedy)
+    def choose(self, until: float) -> None:
+        """Race all ways until so many seconds are spent."""
+        self.ranked, self.rungs = self.choosing.halve(list(self.ways), until)
+
+    def choose_temperature(self, draft_temperatures: Sequence[float], until: float, *, greedy: bool) -> None:
+        """Race the best ways at other draft temperatures too, if the choice among all ways is complete."""
+        if not self.rungs[-1].complete:
+            return
+        warm_ways = _warmer(self.ways, self.ranked, draft_temperatures, greedy=greedy)
         if warm_ways:
-            ways |= warm_ways
-            fastest_ways, warm_rungs = choosing.halve(
-                [*ranked[:SURVIVORS], *warm_ways], 60 * minutes * TEMPERING, WARM_TEXTS
+            self.ways |= warm_ways
+            fastest_ways, self.warm_rungs = self.choosing.halve(
+                [*self.ranked[:SURVIVORS], *warm_ways], until, WARM_TEXTS
             )
-            ranked = [*fastest_ways, *(name for name in ranked if name not in fastest_ways)]
-        confirming.spent = choosing.spent
-        if ranked:
-            finalists = dict.fromkeys([PLAIN, ranked[0], _coldest(ways, ranked)])
-            confirming.run([*finalists], max(CONFIRMING, len(holdout)), 60 * minutes)
-    if not choosing.runs.get(PLAIN):
-        raise KeyboardInterrupt
-    ranked = ranked or choosing.ranked(ways)
-    temperature_gain = _temperature_gain(ways, ranked, choosing, confirming)
-    if temperature_gain and not temperature_gain.pays:
-        coldest_way = _coldest(ways, ranked)
-        ranked = [coldest_way, *(name for name in ranked if name != coldest_way)]
-    best_way = ranked[0] if ranked else None
-    confirmed_gain = confirming.gain(best_way) if best_way else None
+            self.prefer(*fastest_ways)
+
+    def confirm(self, texts: int, until: float) -> None:
+        """Race the best way, the best at draft temperature 1 and plain decoding on the prompts of the confirmation."""
+        self.confirming.spent = self.choosing.spent
+        if self.ranked:
+            finalists = dict.fromkeys([PLAIN, self.ranked[0], self.coldest])
+            self.confirming.run([*finalists], texts, until)
+
+    def rank_what_ran(self) -> None:
+        """Rank the ways if the choice was interrupted before it could."""
+        self.ranked = self.ranked or self.choosing.ranked(self.ways)
+
+    def prefer(self, *names: str) -> None:
+        """Rank these ways before all others."""
+        self.ranked = [*names, *(name for name in self.ranked if name not in names)]
+
+    @property
+    def best(self) -> str | None:
+        """The best way; None if none ran."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def coldest(self) -> str:
+        """The best way at draft temperature 1."""
+        return next(name for name in self.ranked if self.ways[name].draft_temperature == 1)
+
+    def temperature_gain(self) -> TemperatureGain | None:
+        """The gain of the best draft temperature other than 1 over 1; None if none was raced."""
+        way = next((name for name in self.ranked if self.ways[name].draft_temperature != 1), None)
+        if way is None:
+            return None
+        rival = self.coldest
+        confirmed = self.confirming.ratio_to(way, rival)
+        ratio = confirmed or self.choosing.ratio_to(way, rival)
+        way_name, rival_name = (f"{self.ways[name].drafter} with {self.ways[name].policy}" for name in (way, rival))
+        temperature = self.ways[way].draft_temperature
+        return ratio and TemperatureGain(temperature, way_name, rival_name, ratio, confirmed is not None)
+
+    def methods(self) -> list[TunedMethod]:
+        """What the choice measured of each way, the best first."""
+        methods = []
+        for name in self.ranked:
+            way = self.ways[name]
+            speedup = self.choosing.speedup(name)
+            ratio = None if speedup.doubt else speedup.law.decoding
+            texts = len(self.choosing.runs[name])
+            methods.append(TunedMethod(way.drafter, way.policy, texts, ratio, way.draft_temperature))
+        return methods
+
+
+def _outcome(
+    contest: _Contest,
+    split: _PromptSplit,
+    left_out: dict[str, str],
+    temperature_gain: TemperatureGain | None,
+    *,
+    interrupted: bool,
+) -> Tuning:
+    """The outcome of a contest: its gain is that of the confirmation or, if there is none, that of the choice."""
+    best_way = contest.best
+    confirmed_gain = contest.confirming.gain(best_way) if best_way else None
     confirmed = confirmed_gain is not None and math.isfinite(confirmed_gain.margin)
-    judged_race = confirming if confirmed else choosing
-    one_prompt = len(set(map(tuple, long_prompts))) == 1
-    costs = ways[best_way].decoder.costs() if best_way else None
-    methods = [
-        TunedMethod(
-            ways[name].drafter,
-            ways[name].policy,
-            len(choosing.runs[name]),
-            None if speedup.doubt else speedup.law.decoding,
-            ways[name].draft_temperature,
-        )
-        for name in ranked
-        for speedup in [choosing.speedup(name)]
-    ]
+    judged_race = contest.confirming if confirmed else contest.choosing
+    costs = contest.ways[best_way].decoder.costs() if best_way else None
+    methods = contest.methods()
     return Tuning(
         best=methods[0] if methods else None,
-        decoder=ways[best_way].decoder if best_way else None,
+        decoder=contest.ways[best_way].decoder if best_way else None,
         costs=costs,
-        expected=_expected(choosing.speedup(best_way).drafted, costs) if best_way and costs else 0.0,
+        expected=_expected(contest.choosing.speedup(best_way).drafted, costs) if best_way and costs else 0.0,
         gain=judged_race.gain(best_way) if best_way else None,
-        confirmed=confirmed and not one_prompt,
-        apart=bool(holdout) and confirmed,
+        confirmed=confirmed and not split.is_one_prompt,
+        apart=bool(split.holdout) and confirmed,
         speedup=judged_race.speedup(best_way) if best_way else None,
         ways=methods,
-        rungs=[*rungs, *warm_rungs],
-        missing=_missing(ways, choosing, rungs, warm_rungs, confirmed=confirmed),
-        left_out=unfit,
-        too_short=len(prompts) - len(long_prompts),
-        interrupted=store.interrupted,
+        rungs=[*contest.rungs, *contest.warm_rungs],
+        missing=_missing(contest, confirmed=confirmed),
+        left_out=left_out,
+        too_short=split.too_short,
+        interrupted=interrupted,
         temperature_gain=temperature_gain,
-        one_prompt=one_prompt,
+        one_prompt=split.is_one_prompt,
     )
 
 
@@ -294,8 +483,8 @@ def _warmer(
 ) -> dict[str, _Way]:
     """The best ways at other draft temperatures, those of the first way first.
 
-    There are none for a lossy verifier, whose texts depend on the drafts, nor of a greedy chain, which is the same
-    at any draft temperature. All other texts, or their distribution, are the target's whatever is drafted.
+    Ways with a lossy verifier are left out, since their texts depend on the drafts, and so are greedy chains, which are
+    the same at any draft temperature. All other ways keep the target's texts or their distribution.
     """
     warm_ways = {}
     for name in ranked[:SURVIVORS]:
@@ -309,54 +498,38 @@ def _warmer(
     return warm_ways
 
 
-def _coldest(ways: Mapping[str, _Way], ranked: Sequence[str]) -> str:
-    """The best way at draft temperature 1."""
-    return next(name for name in ranked if ways[name].draft_temperature == 1)
-
-
-def _temperature_gain(
-    ways: Mapping[str, _Way], ranked: Sequence[str], choosing: Race, confirming: Race
-) -> TemperatureGain | None:
-    """What the best draft temperature other than 1 is worth; None where none was raced."""
-    way = next((name for name in ranked if ways[name].draft_temperature != 1), None)
-    if way is None:
-        return None
-    rival = _coldest(ways, ranked)
-    confirmed = confirming.ratio_to(way, rival)
-    ratio = confirmed or choosing.ratio_to(way, rival)
-    way_name, rival_name = (f"{ways[name].drafter} with {ways[name].policy}" for name in (way, rival))
-    return ratio and TemperatureGain(ways[way].draft_temperature, way_name, rival_name, ratio, confirmed is not None)
-
-
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
-    """R of counted rounds by a cost curve."""
+    """R of rounds by a cost curve: what their tokens cost in plain rounds, over what the rounds cost."""
     total_cost = sum(costs.round(turn.nodes, turn.widths, turn.source) for turn in metrics.rounds)
     return metrics.tokens * costs.plain_round / total_cost if total_cost else 0.0
 
 
-def _missing(
-    ways: Mapping[str, _Way], choosing: Race, rungs: list[Rung], later: list[Rung], *, confirmed: bool
-) -> list[str]:
+def _missing(contest: _Contest, *, confirmed: bool) -> list[str]:
     """What was not measured, a clause each."""
-    warm_ways = [name for name, way in ways.items() if way.draft_temperature != 1]
-    cold_ways = [name for name in ways if name not in warm_ways]
-    tried_ways = [name for name in cold_ways if choosing.runs.get(name)]
-    tried_warm_ways = [name for name in warm_ways if choosing.runs.get(name)]
-    cold_phrase, warm_phrase = (f"{len(names)} ways" if len(names) > 1 else "1 way" for names in (cold_ways, warm_ways))
-    if not tried_ways:
-        return [f"none of {cold_phrase} was tried"]
-    clauses = (
-        [f"{len(cold_ways) - len(tried_ways)} of {cold_phrase} were not tried"]
-        if len(tried_ways) < len(cold_ways)
-        else []
-    )
+    warm_ways = [name for name, way in contest.ways.items() if way.draft_temperature != 1]
+    cold_ways = [name for name in contest.ways if name not in warm_ways]
+    untried_count = _untried_count(cold_ways, contest.choosing)
+    if untried_count == len(cold_ways):
+        return [f"none of {_phrase(cold_ways)} was tried"]
+    clauses = list[str]()
+    if untried_count:
+        clauses.append(f"{untried_count} of {_phrase(cold_ways)} were not tried")
+    rungs = contest.rungs
     if not rungs or not rungs[-1].complete:
         texts = rungs[-1].texts if rungs else FIRST_TEXTS
         clauses.append(f"the choice rests on fewer than {texts} texts of each")
-    if len(tried_warm_ways) < len(warm_ways):
-        clauses.append(
-            f"{len(warm_ways) - len(tried_warm_ways)} of {warm_phrase} at other draft temperatures were not tried"
-        )
-    elif later and not later[-1].complete:
-        clauses.append(f"the draft temperature rests on fewer than {later[-1].texts} texts of each")
-    return clauses if confirmed else [*clauses, "the gain was not confirmed after the choice"]
+    if untried_warm_count := _untried_count(warm_ways, contest.choosing):
+        clauses.append(f"{untried_warm_count} of {_phrase(warm_ways)} at other draft temperatures were not tried")
+    elif contest.warm_rungs and not contest.warm_rungs[-1].complete:
+        clauses.append(f"the draft temperature rests on fewer than {contest.warm_rungs[-1].texts} texts of each")
+    if not confirmed:
+        clauses.append("the gain was not confirmed after the choice")
+    return clauses
+
+
+def _untried_count(ways: Sequence[str], race: Race) -> int:
+    return sum(not race.runs.get(name) for name in ways)
+
+
+def _phrase(ways: Sequence[str]) -> str:
+    return f"{len(ways)} ways" if len(ways) > 1 else "1 way"

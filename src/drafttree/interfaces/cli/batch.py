@@ -1,16 +1,27 @@
-"""`drafttree batch`: a text for every line of a file."""
+"""`drafttree batch`: generate a text for every line of a file."""
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.requirements import check_requirements
-from drafttree.interfaces.batch import BatchReport, is_request, read_jobs, read_records, run_batch, write_texts
+from drafttree.interfaces.batch import (
+    BatchReport,
+    Job,
+    Records,
+    is_request,
+    read_jobs,
+    read_records,
+    run_batch,
+    write_texts,
+)
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -21,8 +32,55 @@ from drafttree.interfaces.console import print_json, progress
 from drafttree.interfaces.ray_workers import import_ray, write_texts_by_ray
 
 SHOWN = 10
-"""Lines that failed of which the end of a run tells, at most."""
+"""The most failed lines that the end of a run lists."""
 NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch", "ray", "workers", "served_model_name"}
+"""Options that do not change the texts of prompts."""
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Whether Ray workers write the texts, and how many."""
+
+    ray: Annotated[bool, typer.Option("--ray", help="Distribute the work over Ray workers.")] = False
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of Ray workers. Default: one per GPU, or one.")] = (
+        None
+    )
+
+    def check(self) -> None:
+        """Refuse workers without Ray, and Ray where it is not installed.
+
+        Raises:
+            ConfigError: `workers` is given without `ray`, or Ray is missing.
+        """
+        if self.workers and not self.ray:
+            raise ConfigError(f"--workers {self.workers} is for --ray; add it, or leave --workers out")
+        if self.ray:
+            import_ray()
+
+    def write_texts(
+        self,
+        models: DecoderOptions,
+        target: str,
+        jobs: Sequence[Job],
+        options: Mapping[str, Any],
+        max_batch: int,
+        names: Sequence[str],
+    ) -> Records:
+        """The records of lines in their order; without Ray, the models are loaded at once, into this process.
+
+        Args:
+            models: the models of the decoder, or of each worker's.
+            target: the name or folder of the target.
+            jobs: the lines to write texts for.
+            options: options of `Decoder.generate`, where a line does not have its own.
+            max_batch: the most texts at once, of each worker.
+            names: model names that request lines use.
+        """
+        load = partial(models.load, target)
+        if not self.ray:
+            return write_texts(load(), jobs, options, max_batch, names)
+        use_gpus = models.device != "cpu"
+        return write_texts_by_ray(load, jobs, options, max_batch, self.workers, names=names, use_gpus=use_gpus)
 
 
 @grouped
@@ -40,10 +98,8 @@ def batch(
         typer.Option(help="Model name that OpenAI batch lines use. Default: the target. May be repeated."),
     ] = None,
     max_batch: MaxBatch = MAX_BATCH,
-    ray: Annotated[bool, typer.Option("--ray", help="Distribute the work over Ray workers.")] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of Ray workers. Default: one per GPU, or one.")
-    ] = None,
+    *,
+    cluster: RayOptions,
     json_: AsJson = False,
 ) -> None:
     """Generate a text for every line of a file, many at once.
@@ -59,39 +115,17 @@ def batch(
     """
     options = writing.to_dict()
     models.check()
-    if workers and not ray:
-        raise ConfigError(f"--workers {workers} is for --ray; add it, or leave --workers out")
-    if ray:
-        import_ray()
+    cluster.check()
     if source.resolve() == out.resolve():
         raise InputError("the texts would go into the file of the prompts; name another file")
-    command = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)
-    command += [("served_model_name", str(served_model_name))] if served_model_name else []
-    jobs = read_jobs(source, command)
+    jobs = read_jobs(source, _command(context, served_model_name))
     if any(map(is_request, jobs)):
-        check_requirements("a file of requests", "serve")
-        if option_names := [name for name, value in options.items() if value is not False]:
-            raise ConfigError(
-                f"{option_names[0]} is given, but requests have their options in their bodies; leave it out"
-            )
+        _check_requests(options)
     records = read_records(out, jobs)
-
-    load = partial(models.load, target)
-    names = served_model_name or [target]
     open_jobs = jobs[len(records) :]
-    if ray:
-        limits = max_batch, workers
-        new_records = write_texts_by_ray(
-            load, open_jobs, options, *limits, names=names, use_gpus=models.device != "cpu"
-        )
-    else:
-        new_records = write_texts(load(), open_jobs, options, max_batch, names)
-    try:
-        with progress(len(open_jobs)) as advance:
-            report = run_batch(new_records, jobs, out, records, advance)
-    except KeyboardInterrupt:
-        print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
-        raise
+    names = served_model_name or [target]
+    new_records = cluster.write_texts(models, target, open_jobs, options, max_batch, names)
+    report = _write(new_records, jobs, out, records)
     if json_:
         print_json(report.summary())
     else:
@@ -99,20 +133,50 @@ def batch(
     raise typer.Exit(1 if report.failed else 0)
 
 
+def _command(context: typer.Context, served_model_name: list[str] | None) -> list[tuple[str, str]]:
+    """What the command says of the texts: its options but `NOT_OF_THE_TEXT`, and the names that replies give."""
+    options = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)
+    if served_model_name:
+        options.append(("served_model_name", str(served_model_name)))
+    return options
+
+
+def _check_requests(options: dict[str, Any]) -> None:
+    """Refuse requests where the server's packages are missing, and options of texts beside requests.
+
+    Raises:
+        ConfigError: a package is missing, or an option is given.
+    """
+    check_requirements("a file of requests", "serve")
+    for name, value in options.items():
+        if value is not False:
+            raise ConfigError(f"{name} is given, but requests have their options in their bodies; leave it out")
+
+
+def _write(new_records: Records, jobs: Sequence[Job], out: Path, records: Sequence[Mapping[str, Any]]) -> BatchReport:
+    """Append new records to the file, with a progress bar; Ctrl-C ends it with advice.
+
+    Args:
+        new_records: makes the records of the lines that have none.
+        jobs: all lines.
+        out: the file of the records.
+        records: the records that the file has already.
+    """
+    try:
+        with progress(len(jobs) - len(records)) as advance:
+            return run_batch(new_records, jobs, out, records, advance)
+    except KeyboardInterrupt:
+        print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise
+
+
 def _failures(report: BatchReport, out: Path) -> list[str]:
-    """A line for each line that failed, the first ones at least."""
-    failure_lines = [
-        f"line {failure['line']}: {failure['type']}: {failure['message']}" for failure in report.failures[:SHOWN]
-    ]
-    unlisted_failures = report.failed - len(failure_lines)
-    return (
-        [
-            *failure_lines,
-            f"{unlisted_failures} more lines failed; their records in {out} have the reason as their error",
-        ]
-        if unlisted_failures
-        else failure_lines
-    )
+    """A line of text for each of the first failed lines, and one that counts the others."""
+    lines = [f"line {failure['line']}: {failure['type']}: {failure['message']}" for failure in report.failures[:SHOWN]]
+    unlisted_failures = report.failed - len(lines)
+    if unlisted_failures:
+        lines.append(f"{unlisted_failures} more lines failed; their records in {out} have the reason as their error")
+    return lines
 
 
 def _sentence(report: BatchReport) -> str:

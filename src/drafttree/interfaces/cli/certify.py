@@ -1,7 +1,9 @@
-"""`drafttree certify`: check texts against the reference's, or prove pairs by enumeration."""
+"""`drafttree certify`: check texts against a reference, or prove pairs of policy and verifier by enumeration."""
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -31,11 +33,37 @@ from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.measure.prompts import read_prompts
-from drafttree.measure.run_store import RunStore
-from drafttree.policies import TreePolicy
-from drafttree.verifiers import Verifier
 
 EXACT = {"out", "minutes", "exact", "quick", "policies", "verifiers", "models", "json_"}
+"""Options that --exact takes, beside those of sampling."""
+
+
+@dataclass(frozen=True)
+class CheckedTexts:
+    """Options of the models that write the checked texts, and of the texts."""
+
+    target: Target = "embedded"
+    drafter: Drafter = "auto"
+    max_new_tokens: Length = 128
+    seed: Seed = 0
+    limit: Limit = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    exact_text: ExactText = False
+    quantize: Quantize = None
+    quantize_drafter: QuantizeDrafter = "auto"
+    ignore_eos: IgnoreEos = False
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Arguments of `drafttree.load`, without policy and verifier."""
+        names = ("target", "drafter", "dtype", "device", "exact_text", "quantize", "quantize_drafter")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def text_options(self) -> dict[str, Any]:
+        """Options of `Decoder.generate` that are the same for every policy."""
+        return {"seed": self.seed, "max_new_tokens": self.max_new_tokens, "ignore_eos": self.ignore_eos}
 
 
 @grouped
@@ -46,17 +74,8 @@ def certify(
     live: LiveOptions,
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
-    target: Target = "embedded",
-    drafter: Drafter = "auto",
-    max_new_tokens: Length = 128,
-    seed: Seed = 0,
-    limit: Limit = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    exact_text: ExactText = False,
-    quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = "auto",
-    ignore_eos: IgnoreEos = False,
+    *,
+    checked_texts: CheckedTexts,
     exact: Annotated[
         bool, typer.Option("--exact", help="Prove exactness by enumeration instead. Needs no prompts.")
     ] = False,
@@ -76,61 +95,105 @@ def certify(
     """
     flags = _given(context)
     options = shaping.to_dict()
-    models_given: dict[str, Any] = {"target": target, "drafter": drafter, "dtype": dtype, "device": device}
-    models_given |= {"exact_text": exact_text, "quantize": quantize, "quantize_drafter": quantize_drafter}
-    text_options = {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
     if live.live:
         _refuse(flags, {"exact", "quick", "models"}, "is not for --live, which looks at texts; leave it out")
         policy_verifier = find_pair(flags, policies, verifiers)
-        write_live(context, live, results, policy_verifier, models_given, prompts, limit, options | text_options)
+        live_options = options | checked_texts.text_options
+        write_live(
+            context,
+            live,
+            results,
+            policy_verifier,
+            checked_texts.load_options,
+            prompts,
+            checked_texts.limit,
+            live_options,
+        )
     _refuse(flags, LIVE, "is for --live alone; give --live, or leave it out")
     if exact:
         sampling = _exact_sampling(flags, options)
-        sweep_axes = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*sweep_axes, models, sampling, results.open_store(context), results, quick=quick)
+        _certify_exactly(context, results, policies, verifiers, models, sampling, quick=quick)
     _refuse(flags, {"models", "quick"}, "is for --exact alone; give --exact, or leave it out")
     _refuse(flags, {"verifiers"}, "is for --exact and --live; give one of them, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
+    _certify_texts(context, results, checked_texts, prompts, policies, options)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """The flags on the command line, by the names of their parameters."""
+    flags = {}
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name)
+        if source and source.name == "COMMANDLINE":
+            flags[option.name] = option.opts[0]
+    return flags
+
+
+def _refuse(given: Mapping[str, str], names: set[str], reason: str) -> None:
+    """Refuse options on the command line that another option rules out.
+
+    Args:
+        given: the flags on the command line, by the names of their parameters.
+        names: parameters that are refused.
+        reason: the end of the message, after the flag.
+
+    Raises:
+        ConfigError: one of `names` is given.
+    """
+    for name, flag in given.items():
+        if name in names:
+            raise ConfigError(f"{flag} {reason}")
+
+
+def _certify_texts(
+    context: typer.Context,
+    results: ResultOptions,
+    checked_texts: CheckedTexts,
+    prompts: list[Path],
+    policies: list[str],
+    options: dict[str, Any],
+) -> NoReturn:
+    """Compare the texts of each policy with the reference's, and print the certificate.
+
+    Args:
+        context: the context of the command.
+        results: where finished runs are kept, and how the certificate is printed.
+        checked_texts: the models and the length of the texts.
+        prompts: prompt files.
+        policies: specs of the policies, or "all".
+        options: sampling options of the texts.
+
+    Raises:
+        typer.Exit: always; the code is 0 if every text passed.
+    """
     tree_policies = [*parse_policies(policies).values()]
-    texts = read_prompts(prompts, limit)
+    texts = read_prompts(prompts, checked_texts.limit)
     sampling = Sampling.from_options(options)
 
     from drafttree.evaluation.certify import certify
     from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree.interfaces.display import show_certificate
 
-    decoder = load_speculative(**models_given)
+    decoder = load_speculative(**checked_texts.load_options)
     runs = len(texts) * (len(tree_policies) + 1 + sampling.greedy)
     store = results.open_store(context, texts, options)
+    text_options = options | checked_texts.text_options
     with progress(runs) as advance:
-        certificate = certify(decoder, texts, tree_policies, progress=advance, store=store, **options, **text_options)
+        certificate = certify(decoder, texts, tree_policies, progress=advance, store=store, **text_options)
     results.finish(store, certificate.summary(), lambda: show_certificate(certificate, decoder))
     raise typer.Exit(0 if certificate.passed else 1)
 
 
-def _refuse(given: Mapping[str, str], names: set[str], reason: str) -> None:
-    """Refuse options that are on the command line.
-
-    Raises:
-        ConfigError: names one, and the reason.
-    """
-    for flag in (flag for name, flag in given.items() if name in names):
-        raise ConfigError(f"{flag} {reason}")
-
-
-def _given(context: typer.Context) -> dict[str, str]:
-    """The flags on the command line, by the names of their parameters."""
-    sources = {option.name: context.get_parameter_source(option.name) for option in context.command.params}
-    flags = {option.name: option.opts[0] for option in context.command.params}
-    return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
 def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling of toy models.
+    """The sampling options of the toy models, as far as they are given.
+
+    Args:
+        given: the flags on the command line, by the names of their parameters.
+        options: the values of the sampling options.
 
     Raises:
-        ConfigError: a flag that says nothing of them, or nothing is drawn.
+        ConfigError: a flag does not apply to toy models, or the temperature is 0.
     """
     from drafttree.evaluation.toy_texts import OPTIONS
 
@@ -143,25 +206,43 @@ def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dic
 
 
 def _certify_exactly(
-    policies: list[TreePolicy],
-    verifiers: list[type[Verifier]],
+    context: typer.Context,
+    results: ResultOptions,
+    policies: list[str],
+    verifiers: list[str],
     models: int | None,
     sampling: Mapping[str, Any],
-    store: RunStore,
-    results: ResultOptions,
     *,
     quick: bool,
 ) -> NoReturn:
+    """Enumerate the texts of toy models for each pair of policy and verifier, and print the table.
+
+    Args:
+        context: the context of the command.
+        results: where finished runs are kept, and how the table is printed.
+        policies: specs of the policies, or "all".
+        verifiers: names of the verifiers, or "all".
+        models: number of toy models per pair; None for the default.
+        sampling: sampling options of the toy models.
+        quick: whether to enumerate fewer texts, and neither numbers nor edits.
+
+    Raises:
+        typer.Exit: always; the code is 0 if every pair passed.
+    """
+    tree_policies = [*parse_policies(policies).values()]
+    verifier_classes = [*parse_verifiers(verifiers).values()]
+    store = results.open_store(context)
+
     import torch
 
     from drafttree.evaluation.pair_sweep import MODELS, sweep_pairs
     from drafttree.interfaces.display import show_enumeration
 
     torch.set_num_threads(1)  # toy models are too small to gain from more
-    with progress(len(policies) * len(verifiers)) as advance:
+    with progress(len(tree_policies) * len(verifier_classes)) as advance:
         model_count = models or MODELS
         sweep_options: dict[str, Any] = {"models": model_count, "quick": quick, "checks_serving": not quick}
         sweep_options["processes"] = os.cpu_count() or 1
-        table = sweep_pairs(policies, verifiers, progress=advance, store=store, **sweep_options, **sampling)
+        table = sweep_pairs(tree_policies, verifier_classes, progress=advance, store=store, **sweep_options, **sampling)
     results.finish(store, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)

@@ -84,16 +84,16 @@ def chat(
 
 
 class Conversation:
-    """The messages so far, and what each line of the user's does.
+    """A conversation, which continues with each line of the user.
 
     Args:
-        decoder: the decoder whose tokenizer has a chat template.
+        decoder: the decoder, whose tokenizer has a chat template.
         options: options of `Decoder.generate`.
-        max_new_tokens: new tokens of an answer at most; it is also cut where the model's context ends.
-        system: a message to begin with, if any.
+        max_new_tokens: the most new tokens per answer, which also ends where the model's context does.
+        system: the system message; None for none.
 
     Attributes:
-        messages: the messages in order.
+        messages: the messages so far.
     """
 
     def __init__(self, decoder: "Decoder", options: dict[str, Any], max_new_tokens: int, system: str | None) -> None:
@@ -104,11 +104,11 @@ class Conversation:
         self.messages = [*self._first]
 
     def take(self, line: str) -> None:
-        """Answer a message, or follow a command.
+        """Answer a message, or execute a command.
 
         Raises:
-            DraftTreeError: it cannot be done; the conversation stays as it was.
-            typer.Exit: the user wants to leave.
+            DraftTreeError: the message cannot be answered, or the command fails; the conversation is unchanged.
+            typer.Exit: the command ends the conversation.
         """
         if not line.startswith("/"):
             self._answer(line)
@@ -180,7 +180,7 @@ class Conversation:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines from a terminal, with its line editing and history; Ctrl-C begins a line anew, Ctrl-D is the end."""
+    """Lines from a terminal, with line editing and history; Ctrl-C discards a line, Ctrl-D ends the input."""
     with suppress(ImportError):  # Windows has no readline, and edits lines itself
         import readline  # noqa: F401
     while True:
@@ -207,5 +207,5 @@ def _piped_lines() -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    """A line on standard error: standard output holds answers only."""
+    """Print a line on standard error, since standard output has only answers."""
     make_console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command `drafttree`: its subcommands, its exit codes, and errors as one line."""
+"""The command `drafttree`: subcommands, exit codes, and errors in one line."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ ELSEWHERE = {
     "t": "temperature",
     "v": "version",
 }
-"""Options by the names that other programs of this kind have for them."""
+"""Options by their names in other programs of this kind."""
 
 app = typer.Typer(
     cls=Commands,
@@ -99,9 +99,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _quiet() -> None:
-    """No warnings or retry notices of the libraries below, nor a crash on an odd terminal encoding.
+    """Silence warnings and retry notices of libraries, and prevent crashes on odd encodings and closed streams.
 
-    Nor on a closed stream. The environment tells libraries that are imported later, or never.
+    Libraries that may be imported later are configured by environment variables.
     """
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
@@ -116,14 +116,14 @@ def _quiet() -> None:
 
 
 def _discard_output() -> None:
-    """Send what is left in the buffer of standard output nowhere, since Python would try to write it at its end."""
+    """Discard the buffer of standard output, which Python would otherwise try to write when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _suggest_names(error: Any) -> None:
-    """Compare an unknown option with the command's own anew, without the dashes that make all of them alike.
+    """Replace the suggestions for an unknown option, comparing names without dashes, which make all names similar.
 
-    Other programs' names for an option and the beginning of a name are close too.
+    Names of the option in other programs, and the beginning of a name, count as similar too.
     """
     name = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)

@@ -1,4 +1,4 @@
-"""`drafttree connect`: what points a coding agent at a running server."""
+"""`drafttree connect`: set up a coding agent for a running server."""
 
 import json
 import os
@@ -15,9 +15,9 @@ import typer
 from drafttree.core.errors import ConfigError
 
 TIMEOUT = 10
-"""Seconds for the server to say what it serves."""
+"""Seconds to wait for the server's list of models."""
 NO_KEY = "none"
-"""What stands for the key where the server asks for none, since the agents want one."""
+"""The key for a server that needs none, because the agents require one."""
 
 
 class Agent(StrEnum):
@@ -29,7 +29,7 @@ class Agent(StrEnum):
 
 
 class Served(NamedTuple):
-    """A model of a running server; its context is None where the server does not say it."""
+    """A model of a running server; its context is None if the server does not tell it."""
 
     url: str
     model: str
@@ -38,7 +38,7 @@ class Served(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What an agent needs: its command, variables of the environment, and arguments that go before all others."""
+    """How to start an agent: its command, environment variables, and arguments that precede all others."""
 
     program: str
     environment: dict[str, str]
@@ -46,9 +46,9 @@ class Setup(NamedTuple):
 
 
 def claude_code(served: Served) -> Setup:
-    """Claude Code, by settings of one run, which go over those of its files as variables do not.
+    """Set up Claude Code by settings for one run, which override its files, unlike environment variables.
 
-    Every kind of its models is the served one. The key is no argument, since other users can see those.
+    All its kinds of models become the served one. The key is not an argument, because other users can see those.
     """
     prefixes = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "DEFAULT_FABLE_")
     variables = {
@@ -68,7 +68,7 @@ def claude_code(served: Served) -> Setup:
 
 
 def codex(served: Served) -> Setup:
-    """Codex, by settings of one run, which go over those of its file."""
+    """Set up Codex by settings for one run, which override its file."""
     provider = {"name": "drafttree", "base_url": f"{served.url}/v1", "wire_api": "responses"}
     provider |= {"env_key": "DRAFTTREE_API_KEY"} if served.key else {}
     settings: dict[str, object] = {
@@ -84,7 +84,7 @@ def codex(served: Served) -> Setup:
 
 
 def opencode(served: Served) -> Setup:
-    """OpenCode, by a configuration that goes over those of its files."""
+    """Set up OpenCode by a configuration that overrides its files."""
     name = f"drafttree/{served.model}"
     model = dict[str, Any](name=served.model)
     if served.context is not None:
@@ -104,8 +104,9 @@ SETUPS: dict[Agent, tuple[Callable[[Served], Setup], int]] = {
     Agent.CODEX: (codex, 32768),
     Agent.OPENCODE: (opencode, 32768),
 }
-"""By agent: its setup, and the context that it needs. The first prompt of Claude Code has some 20,000 tokens and those
-of the others some 10,000; Claude Code shortens a conversation 13,000 tokens and an answer before the end."""
+"""By agent: the function that makes its setup, and the least context in tokens. The first prompt of Claude Code has
+about 20,000 tokens, those of the others about 10,000; Claude Code shortens a conversation 13,000 tokens and an answer
+before the context is full."""
 
 
 def connect(
@@ -150,10 +151,10 @@ def connect(
 
 
 def _find(url: str, model: str | None, key: str | None) -> Served:
-    """The model of that name that a server lists, or the first one.
+    """Find a model of a server by its name; without a name, the first one.
 
     Raises:
-        ConfigError: no server answers there, it does not take the key, or it does not have the model.
+        ConfigError: no server answers at the URL, it refuses the key, or it does not have the model.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:

@@ -1,4 +1,4 @@
-"""Decoders and prompts from the options of commands; importing this imports torch, so commands do it when they run."""
+"""Decoders and prompts from the options of commands. It imports torch, so commands import it only when they run."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,14 @@ from drafttree.verifiers import Verifier
 
 
 def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
-    """A decoder; what "auto" stands for is said where it is not the embedded pair."""
+    """Load a decoder, and say on standard error which drafter "auto" stands for, except for the embedded target.
+
+    Args:
+        target: as for `drafttree.load`.
+        drafter: as for `drafttree.load`.
+        *arguments: policy and verifier, as for `drafttree.load`.
+        **options: further arguments of `drafttree.load`.
+    """
     hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
@@ -58,14 +65,20 @@ def load_speculative(
     exact_text: bool = False,
     **kinds: str | None,
 ) -> Decoder:
-    """A decoder that has a drafter, its target inflated to a shape if one is named.
+    """Load a decoder that has a drafter.
 
     Args:
-        verifier: the verifier, which judges chains then; None for the default one.
-        **kinds: `quantize` and `quantize_drafter`; these and the others as for `drafttree.load`.
+        target: as for `drafttree.load`.
+        drafter: as for `drafttree.load`.
+        dtype: as for `drafttree.load`.
+        device: as for `drafttree.load`.
+        shape: the shape to inflate the target to; None for none.
+        verifier: a verifier, which then judges chains; None for the default one.
+        exact_text: as for `drafttree.load`.
+        **kinds: `quantize` and `quantize_drafter`, as for `drafttree.load`.
 
     Raises:
-        ConfigError: it would have none.
+        ConfigError: there is no drafter for the target.
     """
     hide_bars()
     decoder = load_inflated(target, drafter, shape, dtype, device, **kinds) if shape else None
@@ -76,23 +89,31 @@ def load_speculative(
 
 
 def judged_by(decoder: Decoder, verifier: type[Verifier] | None) -> Decoder:
-    """The decoder with a verifier, if one is named; it grows chains then, which every verifier may judge."""
+    """The decoder with a verifier and chains, which every verifier can judge; as it is if `verifier` is None."""
     return decoder.with_policy(Chain()).with_verifier(verifier) if verifier else decoder
 
 
 def read_token_ids(
     decoder: Decoder, paths: list[Path] | None, limit: int | None, length: int, form: PromptForm = AS_TEXT
 ) -> list[list[int]]:
-    """The token ids of the prompts of some files, or of the shipped ones, with room for so many new tokens."""
+    """Token ids of the prompts of some files, or of the shipped prompts without files.
+
+    Args:
+        decoder: for its tokenizer and context.
+        paths: prompt files.
+        limit: the most prompts; None for all.
+        length: new tokens that must fit behind each prompt.
+        form: which prompts are taken, and how they are encoded.
+    """
     examples = read_examples(paths, limit, **form.selection) if paths else shipped_examples(limit, form)
     return encode_prompts(decoder, examples, form, length)
 
 
 def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
-    """The shipped prompts, where no file is named.
+    """The shipped prompts.
 
     Raises:
-        ConfigError: those of a category are wanted.
+        ConfigError: `form` asks for a category, which they do not have.
     """
     if form.category:
         raise ConfigError(f"--category {form.category!r} chooses from prompt files; name one with --prompts")
@@ -100,7 +121,7 @@ def shipped_examples(limit: int | None, form: PromptForm) -> list[Example]:
 
 
 def hide_bars() -> None:
-    """No progress bars of the libraries below but, on a terminal, those of downloads."""
+    """Hide the progress bars of transformers; those of downloads show on a terminal."""
     disable_progress_bar()  # of transformers, and of the hub
     if sys.stderr.isatty():
         enable_progress_bars()

@@ -1,6 +1,7 @@
 """`drafttree demo`: plain and speculative decoding side by side, with the models of the package."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.text import Text
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
+from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -29,6 +31,17 @@ OPENING = '"Good morning," said the old man, and sat down by the fire. "I am gla
 POLICY = "talon:budget=12,width=3"
 
 
+@dataclass(frozen=True)
+class DemoModels:
+    """How much the target's passes cost, how its weights are held, and where the models compute."""
+
+    inflated: Inflate = None
+    quantize: Quantize = None
+    dtype: Dtype = "float32"
+    device: Device = "auto"
+
+
+@grouped
 def demo(
     prompt: Annotated[str, typer.Argument(help='The prompt. "-" reads standard input.')] = OPENING,
     drafter: Drafter = "auto",
@@ -38,10 +51,8 @@ def demo(
     max_new_tokens: Length = 128,
     temperature: Temperature = 0.5,
     seed: Seed = 0,
-    inflated: Inflate = None,
-    quantize: Quantize = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
+    *,
+    models: DemoModels,
     json_: AsJson = False,
 ) -> None:
     """Show plain and speculative decoding side by side, live.
@@ -50,8 +61,8 @@ def demo(
     in float32, in which both ways write the same text. Uses sampling (temperature 0.5), because greedy text from so
     small a model repeats itself and would make drafting look too good.
     """
-    if inflated:
-        find_shape(inflated)
+    if models.inflated:
+        find_shape(models.inflated)
     tree_policy = make_policy(policy)
     text = read_prompt(prompt)
     options: dict[str, Any] = {"temperature": temperature or 0.0, "seed": seed, "max_new_tokens": max_new_tokens}
@@ -64,7 +75,7 @@ def demo(
         from drafttree.interfaces.demo_display import show_side_by_side
 
         hide_bars()
-        target = shown.load_demo(drafter, dtype, device, quantize, inflated)
+        target = shown.load_demo(drafter, models.dtype, models.device, models.quantize, models.inflated)
     decoder = target.decoder.with_policy(tree_policy)
     if decoder.drafter is None:
         raise ConfigError(f"--drafter {drafter} drafts nothing; name another, or leave it out")
@@ -76,7 +87,7 @@ def demo(
     race = SideBySide({shown.PLAIN: decoder.plain(), shown.DRAFTED: decoder}, text, **options)
     with nullcontext() if console.is_terminal else working("Writing both texts ..."):
         show_side_by_side(console, text, race)
-    with working("Comparing the texts ...") if quantize else nullcontext():
+    with working("Comparing the texts ...") if models.quantize else nullcontext():
         result = shown.judge(target, race.texts(), text, options)
     if json_:
         print_json(result.summary())

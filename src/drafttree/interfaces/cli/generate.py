@@ -1,5 +1,6 @@
 """`drafttree generate`: write from a prompt."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,18 +31,65 @@ if TYPE_CHECKING:
     from drafttree.evaluation.compare import Comparison
 
 
+@dataclass(frozen=True)
+class TargetOptions:
+    """The target, whether it is inflated or sharded, and what its passes cost."""
+
+    target: Target = "embedded"
+    inflated: Inflate = None
+    tensor_parallel_size: TensorParallelSize = 1
+    costs: Annotated[
+        Path | None, typer.Option(help='Measured costs for the policy "auto", from an earlier run with --json.')
+    ] = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes share the target."""
+        return self.tensor_parallel_size > 1
+
+    def check_sharded(self, prompt: str | None, compare: bool) -> None:
+        """Refuse, for a sharded target, what several processes cannot share.
+
+        Raises:
+            ConfigError: the prompt comes from standard input, the target is inflated, or texts are compared.
+        """
+        if prompt in (None, "-"):
+            raise ConfigError("with --tensor-parallel-size every process needs the prompt; give it as an argument")
+        if self.inflated:
+            raise ConfigError("--inflate makes a target in one process; leave it out, or --tensor-parallel-size")
+        if compare:
+            raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
+
+    def read_costs(self, models: DecoderOptions) -> CostCurve | None:
+        """The cost curve of the drafter in the file of costs; None if no file is given.
+
+        Raises:
+            ConfigError: the policy does not use costs.
+        """
+        if not self.costs:
+            return None
+        policy = find_policy(models.policy) or default_policy(find_verifier(models.verifier))
+        if not getattr(policy, "uses_costs", False):
+            raise ConfigError(f"--costs {str(self.costs)!r} is for the policy auto; add --policy auto, or leave it out")
+        return read_cost_curves(self.costs, [models.drafter])[models.drafter]
+
+    def load(self, models: DecoderOptions, curve: CostCurve | None) -> "Decoder":
+        """The decoder of the target, with a cost curve if one is given."""
+        if self.inflated:
+            decoder = models.load_inflated(self.target, self.inflated)
+        else:
+            decoder = models.load(self.target, tensor_parallel_size=self.tensor_parallel_size)
+        return decoder.with_costs(curve) if curve else decoder
+
+
 @grouped
 def generate(
     context: typer.Context,
     models: DecoderOptions,
     writing: TextOptions,
     prompt: PromptText = None,
-    target: Target = "embedded",
-    inflated: Inflate = None,
-    tensor_parallel_size: TensorParallelSize = 1,
-    costs: Annotated[
-        Path | None, typer.Option(help='Measured costs for the policy "auto", from an earlier run with --json.')
-    ] = None,
+    *,
+    target: TargetOptions,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method with --compare.")] = 3,
     json_: AsJson = False,
@@ -51,26 +99,16 @@ def generate(
 
     In a terminal, accepted draft tokens are green. Options that are not given come from the model's generation config.
     """
-    if tensor_parallel_size > 1:
-        _check_sharded(prompt, compare, inflated)
+    if target.is_sharded:
+        target.check_sharded(prompt, compare)
         context.with_resource(one_voice())
     options = writing.to_dict()
     text = read_prompt(prompt)
     models.check()
-    curve = _read_costs(costs, models) if costs else None
-
-    from drafttree.engine.generation_options import show_options
-    from drafttree.interfaces import display
-
-    if inflated:
-        decoder = models.load_inflated(target, inflated)
-    else:
-        decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
-    decoder = decoder.with_costs(curve) if curve else decoder
-    model_options = {name: value for name, value in decoder.defaults.items() if name != "draft_temperature"}
-    if model_options and not json_:
-        note = f"the model's own options: {show_options(model_options)}"
-        make_console(stderr=True).print(Text(note, style="dim"))
+    curve = target.read_costs(models)
+    decoder = target.load(models, curve)
+    if not json_:
+        _tell_defaults(decoder)
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
     start = [{"role": "user", "content": text}] if chat else text
@@ -79,42 +117,31 @@ def generate(
     comparison = _compare(decoder, start, repeats, options) if compare and not interrupted else None
     if json_:
         print_json(_report(generation, comparison))
-    elif comparison:
-        display.show_comparison(comparison, policy_spec(decoder.policy))
     else:
-        display.show_speed(generation)
-        display.show_lossy(generation.fidelity)
+        _show(decoder, generation, comparison)
     raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
-def _check_sharded(prompt: str | None, compare: bool, inflated: str | None) -> None:
-    """Refuse what several processes cannot share.
+def _tell_defaults(decoder: "Decoder") -> None:
+    """Say on standard error which options come from the model's generation config."""
+    from drafttree.engine.generation_options import show_options
 
-    Raises:
-        ConfigError: the message names it.
-    """
-    if prompt in (None, "-"):
-        raise ConfigError("with --tensor-parallel-size every process needs the prompt; give it as an argument")
-    if inflated:
-        raise ConfigError("--inflate makes a target in one process; leave it out, or --tensor-parallel-size")
-    if compare:
-        raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
-
-
-def _read_costs(path: Path, models: DecoderOptions) -> CostCurve:
-    """The cost curve of a file.
-
-    Raises:
-        ConfigError: the policy weighs no costs.
-    """
-    policy = find_policy(models.policy) or default_policy(find_verifier(models.verifier))
-    if not getattr(policy, "uses_costs", False):
-        raise ConfigError(f"--costs {str(path)!r} is for the policy auto; add --policy auto, or leave it out")
-    return read_cost_curves(path, [models.drafter])[models.drafter]
+    model_options = {name: value for name, value in decoder.defaults.items() if name != "draft_temperature"}
+    if model_options:
+        note = f"the model's own options: {show_options(model_options)}"
+        make_console(stderr=True).print(Text(note, style="dim"))
 
 
 def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, echo: str) -> "Generation":
-    """Generate, and show the text as it is made unless `quiet`."""
+    """Generate a text until it ends or Ctrl-C ends it.
+
+    Args:
+        decoder: the decoder.
+        prompt: the prompt, or the messages of a chat.
+        options: options of `Decoder.stream`.
+        quiet: whether to show nothing of the text.
+        echo: text to show before it, in a terminal.
+    """
     from drafttree.interfaces.display import show_chunk
 
     stream = decoder.stream(prompt, **options)
@@ -140,7 +167,19 @@ def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) 
         return compare(decoder, prompt, repeats=repeats, **options)
 
 
-def _report(generation: "Generation", compared: "Comparison | None") -> dict[str, object]:
+def _show(decoder: "Decoder", generation: "Generation", comparison: "Comparison | None") -> None:
+    """Print the comparison if there is one, else the speed of the text and whether it is lossy."""
+    from drafttree.interfaces import display
+
+    if comparison:
+        display.show_comparison(comparison, policy_spec(decoder.policy))
+    else:
+        display.show_speed(generation)
+        display.show_lossy(generation.fidelity)
+
+
+def _report(generation: "Generation", comparison: "Comparison | None") -> dict[str, object]:
+    """The text and its figures, for JSON."""
     report: dict[str, object] = {
         "text": generation.text,
         "tokens": generation.tokens,
@@ -150,4 +189,4 @@ def _report(generation: "Generation", compared: "Comparison | None") -> dict[str
         "metrics": generation.metrics.summary(),
         **generation.fidelity.to_json(),
     }
-    return report | ({"comparison": compared.summary()} if compared else {})
+    return report | ({"comparison": comparison.summary()} if comparison else {})

@@ -1,4 +1,4 @@
-"""The commands of drafttree-lab, which makers of drafttree measure with: found where that package is installed."""
+"""The commands of drafttree-lab, with which drafttree itself is measured, if that package is installed."""
 
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,13 +13,13 @@ LAB_COMMANDS = {
     "replay": "Replay the papers' tables and figures.",
     "support": "Check every architecture of transformers.",
 }
-"""What each does, for the help of an installation without the package."""
+"""Descriptions of the commands, for the help without the package."""
 INSTALL = "pip install drafttree-lab (from a clone: pip install ./lab)"
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 class Commands(TyperGroup):
-    """The commands of the library, and those of the lab, which are imported when they are asked for."""
+    """The commands of the library, and those of the lab, which are imported only when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *LAB_COMMANDS]
@@ -29,7 +29,7 @@ class Commands(TyperGroup):
 
 
 def lab_command(name: str) -> Any:
-    """A command of the lab; without the package one that says how to install it."""
+    """A command of the lab; without the package, a command that says how to install it."""
     entry_point = next(iter(entry_points(group="drafttree.commands", name=name)), None)
     try:
         command = entry_point.load() if entry_point else _missing(name)

@@ -1,4 +1,4 @@
-"""`drafttree drafters`, `policies` and `verifiers`, which list methods, and `drafttree inspect`, which looks at one."""
+"""`drafttree drafters`, `policies` and `verifiers`, which list methods, and `drafttree inspect`, for one drafter."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -107,7 +107,7 @@ def _show(name: str, method: Mapping[str, Any]) -> None:
 
 
 def _summary(method: type) -> dict[str, Any]:
-    """The paper a method is from (the module of one that names none) and the first paragraph on it."""
+    """The paper of a method, or its module if it names none, and the first paragraph of its description."""
     description = " ".join((method.__doc__ or "").split("\n\n")[0].split())
     return {"source": getattr(method, "source", method.__module__), "description": description}
 
@@ -120,12 +120,12 @@ def _parameters(policy: type[TreePolicy]) -> list[dict[str, Any]]:
 
 
 def _presets(name: str, policy: type[TreePolicy]) -> dict[str, str]:
-    """By the name of each preset, with that of the policy, the specification that it stands for."""
+    """The specifications that the presets of a policy stand for, by their full names."""
     return {f"{name}:{preset}": policy_spec(policy(**parameters)) for preset, parameters in policy.presets.items()}
 
 
 def _range(field: FieldInfo) -> str:
-    """The range of a parameter, as "1 to 64"."""
+    """The range of a parameter in words, such as "1 to 64"."""
     bounds = [getattr(limit, side) for limit in field.metadata for side in ("ge", "le") if hasattr(limit, side)]
     if field.annotation is bool:
         return "true, false"

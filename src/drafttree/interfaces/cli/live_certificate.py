@@ -1,4 +1,4 @@
-"""`drafttree certify --live`: look for evidence against a pair while it writes texts."""
+"""`drafttree certify --live`: look for evidence against a pair of policy and verifier while it writes texts."""
 
 import sys
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from drafttree.verifiers import Verifier
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """Whether a pair is looked at while it writes, and how much it writes."""
+    """Whether to test a pair while it writes texts, and how much it writes."""
 
     live: Annotated[
         bool,
@@ -30,16 +30,21 @@ class LiveOptions:
 
 
 NAMES = {field.name for field in fields(LiveOptions)}
-"""The options of `LiveOptions`."""
+"""Names of the fields of `LiveOptions`."""
 
 
 def find_pair(
     given: Mapping[str, str], policies: list[str], verifiers: list[str]
 ) -> tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None]:
-    """The one policy and the one verifier of a pair; None for the default ones.
+    """The policy and the verifier to test; None for each that is not given.
+
+    Args:
+        given: the flags on the command line, by the names of their parameters.
+        policies: specs of policies.
+        verifiers: names of verifiers.
 
     Raises:
-        ConfigError: several are named, one does not exist, or the verifier draws nothing.
+        ConfigError: several policies or verifiers are given, one does not exist, or the verifier is greedy.
     """
     for name, names in (("policies", policies), ("verifiers", verifiers)):
         if name in given and (len(names) > 1 or names[0] == "all" or (name == "verifiers" and "," in names[0])):
@@ -64,20 +69,20 @@ def write_live(
     limit: int | None,
     options: Mapping[str, Any],
 ) -> NoReturn:
-    """Write texts of a pair and print the evidence.
+    """Write texts with a pair, and print the evidence against it.
 
     Args:
         context: the context of the command.
-        live: how much is written.
-        results: where it is kept, and how it is printed.
-        pair: the policy and the verifier.
-        models: the arguments of `drafttree.load` but these two.
-        prompts: prompt files; None for the shipped ones.
-        limit: the number of prompts at most.
-        options: the options of texts.
+        live: how much to write.
+        results: where finished runs are stored, and how the evidence is printed.
+        pair: the policy and the verifier; None for the default ones.
+        models: the other arguments of `drafttree.load`.
+        prompts: prompt files; None for the shipped prompts.
+        limit: the most prompts; None for all.
+        options: options of the texts.
 
     Raises:
-        typer.Exit: always, with the exit code.
+        typer.Exit: always; the code is 0 if there is no evidence against the pair.
     """
     from drafttree.evaluation.live_certificate import certify_live
     from drafttree.interfaces.cli.decoders import load_named, read_token_ids

@@ -1,4 +1,4 @@
-"""Options that come in groups: a command takes a dataclass of them as one argument."""
+"""Groups of options: a command takes each group as one argument, a dataclass."""
 
 import functools
 import inspect
@@ -38,9 +38,9 @@ Command = Callable[..., None]
 
 
 def grouped(command: Command) -> Command:
-    """A command whose arguments that are dataclasses of options are made from the options of the command line.
+    """Decorator of a command: an argument that is a dataclass stands for the options that are its fields.
 
-    The options are the fields, with the defaults of the argument's own default, or else of the dataclass.
+    Defaults of the options are the fields of the argument's default, or else those of the dataclass.
     """
     parameters = inspect.signature(command).parameters
     groups: dict[str, Any] = {name: argument.annotation for name, argument in parameters.items() if _is_group(argument)}
@@ -72,13 +72,13 @@ def _is_group(argument: inspect.Parameter) -> bool:
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given on the command line; the others are the model's own."""
+    """The options that are not None; the others come from the model's generation config."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """What drafts, how trees grow, what is accepted, and how the models are held."""
+    """The drafter, policy and verifier, and how the models are loaded."""
 
     drafter: Drafter = "auto"
     policy: PolicySpec = None
@@ -95,15 +95,15 @@ class DecoderOptions:
     quantize_drafter: QuantizeDrafter = "auto"
 
     def check(self) -> None:
-        """Refuse names of policies and verifiers that are none, before a model is loaded."""
+        """Refuse an unknown policy or verifier before a model is loaded."""
         find_policy(self.policy)
         find_verifier(self.verifier)
 
     def load(self, target: str, **others: Any) -> "Decoder":
-        """The decoder of a target.
+        """Load the decoder of a target.
 
         Args:
-            target: the name or folder of the target.
+            target: name or folder of the target.
             **others: further arguments of `drafttree.load`.
         """
         from drafttree.interfaces.cli.decoders import load_named
@@ -114,7 +114,7 @@ class DecoderOptions:
         )
 
     def load_served(self, target: str, max_model_len: int | None) -> "Decoder":
-        """The decoder of a target that a server runs, for texts of a length; what memory a limit saves is told."""
+        """Load the decoder of a server; if `max_model_len` is given, print how much memory it saves per text."""
         from drafttree.core.machine_memory import share_arenas
 
         share_arenas()
@@ -136,10 +136,10 @@ class DecoderOptions:
         return decoder
 
     def load_inflated(self, target: str, shape: str) -> "Decoder":
-        """The decoder of a target that is inflated to the cost of a shape.
+        """Load the decoder of a target that is inflated to the cost of a shape.
 
         Raises:
-            ConfigError: the shape is unknown, or an option is given that an inflated target does not have.
+            ConfigError: the shape is unknown, or an option is given that an inflated target does not support.
         """
         find_shape(shape)
         flags = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window}
@@ -162,7 +162,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True)
 class ShapingOptions:
-    """What shapes a text; what is not given is as the model's own generation config has it."""
+    """Options of sampling and constraints; those that are not given come from the model's generation config."""
 
     temperature: Temperature = None
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens. 0 keeps all.")] = None
@@ -209,7 +209,7 @@ class ShapingOptions:
     ] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The given ones, by their names in `Decoder.generate`, checked as far as that needs no model."""
+        """The given options by their names in `Decoder.generate`, checked as far as possible without a model."""
         options = {name: value for name, value in vars(self).items() if name not in ("logit_bias", "schema", "pattern")}
         options["sequence_bias"] = [parse_bias(spec) for spec in self.logit_bias or ()] or None
         options["grammar"] = parse_grammar(self.schema, self.pattern, self.grammar)
@@ -219,7 +219,7 @@ class ShapingOptions:
 
 @dataclass(frozen=True)
 class TextOptions(ShapingOptions):
-    """What shapes a text, its length and its draws."""
+    """Options of sampling and constraints, and of seed, drafts and length."""
 
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed. Omit for a different text each run.")] = None
     draft_temperature: DraftTemperature = None

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how their values are read."""
+"""Options that several commands share, and the parsing of their values."""
 
 import math
 import re
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def complete_policy(incomplete: str) -> list[str]:
-    """The names of policies that begin so, for the shell."""
+    """The names of policies that begin with `incomplete`, for completion in the shell."""
     return [name for name in POLICY_CLASSES.names() if name.startswith(incomplete)]
 
 
 def complete_verifier(incomplete: str) -> list[str]:
-    """The names of verifiers that begin so, for the shell."""
+    """The names of verifiers that begin with `incomplete`, for completion in the shell."""
     return [name for name in VERIFIER_CLASSES.names() if name.startswith(incomplete)]
 
 
@@ -140,7 +140,7 @@ PromptText = Annotated[str | None, typer.Argument(help='The prompt. "-" or no pr
 
 
 def parse_bias(spec: str) -> list:
-    """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
+    """Parse ID=VALUE or ID,ID=VALUE to an element of `sequence_bias`."""
     tokens, _, value = spec.partition("=")
     try:
         ids = [int(token) for token in tokens.split(",")]
@@ -153,10 +153,15 @@ def parse_bias(spec: str) -> list:
 
 
 def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -> "Grammar | None":
-    """The grammar asked for, None for none.
+    """Make the grammar of the given option; None if none is given.
+
+    Args:
+        schema: file of a JSON schema.
+        pattern: regular expression.
+        text: file of an EBNF grammar.
 
     Raises:
-        ConfigError: more than one, or one that is not well formed.
+        ConfigError: more than one is given, or the grammar is malformed.
     """
     sources = {"json_schema": schema, "regex": pattern, "ebnf": text}
     sources = {notation: value for notation, value in sources.items() if value is not None}
@@ -171,10 +176,10 @@ def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -
 
 
 def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
-    """Whole numbers, none below the least one, from a list separated by commas.
+    """Parse whole numbers of at least `least`, separated by commas.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: `text` is no such list; the message names `option`.
     """
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entry.isdecimal() and int(entry) >= least for entry in entries):
@@ -183,16 +188,16 @@ def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
 
 
 def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], object]) -> list[float]:
-    """The different numbers of a list separated by commas.
+    """Parse numbers separated by commas; repeated ones are dropped.
 
     Args:
         text: the list.
-        option: the option that it was given to.
-        what: which numbers are accepted, as the error says it before "separated by commas".
-        accepts: whether a number is.
+        option: the option that has this value, for the error.
+        what: the accepted numbers in words, for the error; "separated by commas" follows there.
+        accepts: whether a number is accepted.
 
     Raises:
-        ConfigError: one is no number, or not accepted.
+        ConfigError: an element is not a number, or not accepted.
     """
     try:
         numbers = [float(entry) for entry in text.split(",")]
@@ -204,20 +209,20 @@ def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], o
 
 
 def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
-    """Temperatures above 0, or of 0 and more, from a list separated by commas.
+    """Parse temperatures separated by commas, which are above 0, or also 0 if `zero`.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: `text` is no such list.
     """
     accepted_numbers = "numbers" if zero else "numbers above 0,"
     return parse_floats(text, "--temperatures", accepted_numbers, lambda each: Sampling(each).temperature or zero)
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
-    """The different names of a list.
+    """Split a list of names; repeated ones are dropped.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no name.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(separator) if name.strip()))
     if not names:
@@ -226,7 +231,7 @@ def split_names(text: str, separator: str = ",") -> list[str]:
 
 
 def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
-    """Prompt files with short names, whole paths where those would be the same."""
+    """Prompt files with short names, or with their whole paths if short names would be equal."""
     short_names = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
     return [
         (str(path) if short_names.count(name) > 1 else name, path)

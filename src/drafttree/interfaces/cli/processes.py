@@ -1,4 +1,4 @@
-"""The processes of torchrun, of which one prints."""
+"""Output of the processes of torchrun, of which only one prints."""
 
 import os
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Print nothing but in the first process; errors that end the block are for the others to tell too.
+    """Context manager: discard the output of all processes but the first.
 
-    In the end the process leaves the group that loading a sharded target has made.
+    On exit, output is restored, so that every process can report its error, and the process leaves the group that the
+    loading of a sharded target has made.
     """
     with ExitStack() as stack:
         stack.callback(_leave)

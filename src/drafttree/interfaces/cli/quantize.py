@@ -46,7 +46,7 @@ def quantize(
 
 
 def _round(files: "ModelFiles", folder: "Int4Folder", dtype: str) -> "Seconds":
-    """Round the model to four bits, and show how far it is: as a bar on a terminal, else as lines."""
+    """Round the model to four bits, and show the progress: in a bar on a terminal, else in lines."""
     from drafttree.loading.int4.quantize import Progress, quantize_int4
     from drafttree.loading.placement import find_placement
     from drafttree.loading.pretrained import load_model, load_tokenizer

@@ -1,4 +1,4 @@
-"""The results of measurements: kept in a folder as they are made, and shown in the end or when Ctrl-C ends it."""
+"""Results of measurements: finished runs are stored in a folder, and the result is shown at the end or after Ctrl-C."""
 
 import hashlib
 import math
@@ -16,9 +16,9 @@ from drafttree.interfaces.console import print_json
 from drafttree.measure.run_store import RunStore
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as shells have it."""
+"""Exit code of a command that Ctrl-C has ended, as in shells."""
 UNFINISHED = 3
-"""The exit code of a command whose minutes were over before all was run, and of a tune that recommends nothing yet."""
+"""Exit code of a command whose minutes ended before its last run, and of a tune that recommends nothing yet."""
 EXIT_CODES = {
     0: "success",
     1: "a check or a text failed",
@@ -26,16 +26,16 @@ EXIT_CODES = {
     UNFINISHED: "the time was over first, or tune has nothing to recommend yet",
     INTERRUPTED: "ended by Ctrl-C",
 }
-"""What the exit codes of all commands mean."""
+"""Meanings of the exit codes of all commands."""
 NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "minutes"}
-"""Options that do not change what a run gives."""
+"""Options that do not change the results of runs."""
 
 
 def _check_minutes(minutes: float | None) -> float | None:
-    """The minutes as given.
+    """Return `minutes` as they are.
 
     Raises:
-        ConfigError: they are not above 0.
+        ConfigError: `minutes` are not above 0 and finite.
     """
     if minutes is not None and not 0 < minutes < math.inf:
         raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 5")
@@ -54,18 +54,18 @@ Out = Annotated[Path | None, typer.Option(help="Folder for finished runs. The sa
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """Where finished runs are kept, how long to run, and how the result is printed."""
+    """Where finished runs are stored, how long to run, and how the result is printed."""
 
     out: Out = None
     minutes: Minutes = None
     json_: AsJson = False
 
     def open_store(self, context: typer.Context, *inputs: object) -> RunStore:
-        """The store of a command's finished runs.
+        """Open the store of a command's finished runs.
 
         Args:
-            context: the context of the command; its options decide what is run, but for `NOT_OF_THE_COMMAND`.
-            *inputs: what the files named in the options hold.
+            context: the context of the command; its options, except `NOT_OF_THE_COMMAND`, identify the runs.
+            *inputs: contents of the files that the options name, which identify them too.
 
         Raises:
             InputError: the folder cannot be used.
@@ -76,10 +76,15 @@ class ResultOptions:
         return RunStore(self.out, command, partial=True, minutes=self.minutes)
 
     def finish(self, store: RunStore, summary: dict[str, object], show: Callable[[], None]) -> None:
-        """Print a result, as JSON or as a person's tables.
+        """Print a result.
+
+        Args:
+            store: the store of the runs.
+            summary: the result, for JSON.
+            show: prints the result in tables.
 
         Raises:
-            typer.Exit: if it was ended by Ctrl-C or the time, after it was shown.
+            typer.Exit: Ctrl-C or the time ended the runs early; the result is printed before.
         """
         if self.json_:
             print_json(summary)
@@ -90,7 +95,7 @@ class ResultOptions:
 
 
 def tell_end(store: RunStore) -> int:
-    """Say what has ended a measurement, Ctrl-C or the time; the exit code."""
+    """Say whether Ctrl-C or the time ended a measurement; return the exit code."""
     advice = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
     print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {advice}", file=sys.stderr)
     return UNFINISHED if store.out_of_time else INTERRUPTED

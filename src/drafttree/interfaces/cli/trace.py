@@ -1,4 +1,4 @@
-"""`drafttree trace`: write a text, and show what its draft trees did."""
+"""`drafttree trace`: generate a text, and show its draft trees."""
 
 import sys
 from pathlib import Path
@@ -58,7 +58,12 @@ def trace(
 
 
 def _check(output: Path | None, live: bool, json_: bool) -> None:
-    """Refuse, before a model runs, what could not be shown in the end."""
+    """Refuse, before a model runs, output that would fail at the end.
+
+    Raises:
+        ConfigError: --live is given with --json or without a terminal, or a package for the page is missing.
+        InputError: the page cannot be written to `output`.
+    """
     if live and json_:
         raise ConfigError("--live draws where --json prints; give one of them")
     if live and not sys.stdout.isatty():
@@ -73,7 +78,7 @@ def _check(output: Path | None, live: bool, json_: bool) -> None:
 
 
 def _write(tracer: "Tracer", pace: float | None) -> None:
-    """Write the text, shown round by round where a pace is given; Ctrl-C ends it."""
+    """Generate the text until it ends or Ctrl-C ends it; with a pace, show it round by round."""
     from drafttree.interfaces.live_trace import show_live
 
     try:
@@ -86,7 +91,7 @@ def _write(tracer: "Tracer", pace: float | None) -> None:
 
 
 def _write_quietly(tracer: "Tracer") -> None:
-    """Write the text with a progress bar that counts its tokens."""
+    """Generate the text with a progress bar that counts its tokens."""
     with progress(tracer.request.remaining) as advance:
         for turn in tracer.run():
             for _ in range(turn.committed):
@@ -94,7 +99,7 @@ def _write_quietly(tracer: "Tracer") -> None:
 
 
 def _show(found: "Trace", output: Path | None, json_: bool) -> None:
-    """The trace as JSON or in words, and as a page where one is asked for."""
+    """Print the trace, as JSON or in words, and write the page if `output` is given."""
     from drafttree.interfaces.trace_display import show_trace
     from drafttree.interfaces.trace_page.page import render
 

@@ -8,15 +8,15 @@ from drafttree.loading import zoo
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What a worker tells of itself, and what it may take.
+    """What a worker tells its fleet, and its limits.
 
     Attributes:
-        model: what was loaded: an embedded name, a folder or a hub name.
-        name: the name by which clients ask for the model.
+        model: the loaded model: an embedded name, a folder or a hub name.
+        name: the model's name in clients' requests.
         discovery: how frontend and workers find each other: "file", "etcd" or "kubernetes".
         namespace: the namespace of the fleet.
-        max_batch: texts that are written at once, at most.
-        max_kv_tokens: rows of all KV caches, None for what fits.
+        max_batch: the most texts at once.
+        max_kv_tokens: the most rows of all KV caches; None for as many as fit into memory.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
         max_model_len: as for `drafttree.load`.

@@ -31,22 +31,22 @@ from drafttree.interfaces.dynamo.request_options import read_options
 from drafttree.interfaces.server.metrics import EngineCollector
 
 BLOCK = 16
-"""Rows of the KV cache in a block, the unit in which Dynamo counts them."""
+"""Rows of the KV cache per block, Dynamo's unit."""
 PUBLISH_SECONDS = 0.5
 MANY_ROWS = 2**31
-"""Told where the number of rows is not known."""
+"""The number of rows that is reported if the real one is unknown."""
 
 
 class FleetWorker(LLMEngine):
     """Writes the texts of a frontend's requests.
 
-    Token ids come in, tokens and text go out. Usage is left to the frontend, which alone knows the whole text of a
-    request that came from another worker.
+    Token ids come in, tokens and text go out. The frontend counts the usage: a worker does not know how much of its
+    prompt another worker has generated.
 
     Args:
-        decoder: the decoder that writes the texts; it belongs to an engine until `close`.
-        settings: the worker's place in its fleet.
-        registered: called with the worker's id when it is known.
+        decoder: the decoder that writes the texts; an engine uses it until `close`.
+        settings: the settings of the worker.
+        registered: called with the worker's id once it is known.
     """
 
     def __init__(self, decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None]) -> None:
@@ -67,11 +67,11 @@ class FleetWorker(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
-        """Refused: the command `drafttree worker` has the options."""
+        """Not supported: `drafttree worker` has the options instead."""
         raise ConfigError("a worker is made by the command drafttree worker, which reads the options it needs")
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Tell the fleet what there is."""
+        """Begin to publish the use of the KV cache, and return what the fleet is told of the model."""
         self._registered(worker_id)
         self._publishing = asyncio.create_task(self._publish())
         return EngineConfig(
@@ -86,11 +86,11 @@ class FleetWorker(LLMEngine):
         )
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a request's text.
+        """Yield the chunks of a request's text.
 
         Raises:
-            InvalidArgument: something is asked for that is not served.
-            EngineShutdown: the worker ends; the frontend lets another one go on.
+            InvalidArgument: the request has an option that is not supported.
+            EngineShutdown: the worker ends; the frontend lets another worker continue the text.
         """
         await self.abort(context)  # a frontend that lost the connection asks again while the worker still writes
         try:
@@ -109,12 +109,12 @@ class FleetWorker(LLMEngine):
             self._handles.pop(context.id(), None)
 
     async def abort(self, context: Any) -> None:
-        """End the text of a request whose client has gone: Dynamo leaves `generate` where it is."""
+        """Cancel the text of a request whose client has disconnected; Dynamo itself does not close `generate`."""
         if handle := self._handles.pop(context.id(), None):
             handle.cancel()
 
     async def cleanup(self) -> None:
-        """Write running texts to their end, and close the engine."""
+        """Finish running texts, and close the engine."""
         if self._publishing:
             self._publishing.cancel()
             with suppress(asyncio.CancelledError):
@@ -123,32 +123,32 @@ class FleetWorker(LLMEngine):
         await asyncio.to_thread(self._engine.close, drain=True)
 
     def close(self) -> None:
-        """End all texts where they are, if `cleanup` was never reached."""
+        """Cancel all texts and close the engine, unless `cleanup` has done so."""
         self._engine.close()
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """One token, for the frontend's probes."""
+        """A request for one token, for the frontend's health checks."""
         return build_health_check_payload(next(iter(self._decoder.eos), 0))
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """Let the runtime's own `/metrics` tell what the engine counts."""
+        """Add the counts of the engine to the runtime's `/metrics`."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(EngineCollector(self._engine, {"model_name": self._settings.name}))
         register_engine_registry(metrics, registry)
 
     async def kv_event_sources(self) -> list[Any]:
-        """One source: what is kept of finished texts, so that the router sends prompts to where they begin."""
+        """One source: the kept prefixes of texts, by which the router chooses a worker for a prompt."""
         return [PushSource(on_ready=self._tell_of_blocks, dp_rank=0)]
 
     def _tell_of_blocks(self, publisher: Any) -> None:
         self._decoder.prefixes.observe(KeptBlocks(publisher, BLOCK))
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One rank, whose use of the KV cache is published."""
+        """The rank (one) whose use of the KV cache is published."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Publish by this from now on."""
+        """Use this publisher from now on."""
         self._publisher = publisher
 
     @property
@@ -156,7 +156,7 @@ class FleetWorker(LLMEngine):
         return int(min(self._engine.memory.rows, MANY_ROWS)) // BLOCK
 
     def _submit(self, request: Mapping[str, Any]) -> tuple[Handle, ReleasedChunks]:
-        """Submit a request. Its tokens are checked and its grammar is compiled here, away from the event loop."""
+        """Submit a request. Runs in a thread, because it checks tokens and compiles the grammar."""
         tokenizer: Any = self._decoder.tokenizer
         options = read_options(request, self._decoder)
         handle = self._engine.submit(request["token_ids"], **options)
@@ -164,7 +164,7 @@ class FleetWorker(LLMEngine):
         return handle, ReleasedChunks(decode, holds="stop" in options)
 
     async def _publish(self) -> None:
-        """Tell the fleet how full the KV cache is, again and again."""
+        """Publish periodically how full the KV cache is."""
         while True:
             await asyncio.sleep(PUBLISH_SECONDS)
             if self._publisher:

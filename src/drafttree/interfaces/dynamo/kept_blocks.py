@@ -1,7 +1,7 @@
-"""Tells Dynamo's router which beginnings of texts a worker keeps, in blocks of tokens.
+"""Tells Dynamo's router which prefixes of texts a worker keeps, in blocks of tokens.
 
-A router with `--router-mode kv` sends a request to the worker that has most of its prompt. It matches tokens; the hash
-of a block is but its name, by which it is removed, and names the whole beginning up to its end.
+A router with `--router-mode kv` sends a request to the worker that keeps most of its prompt. It matches tokens; the
+hash of a block only names it, so that it can be removed, and depends on all tokens up to the end of the block.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 NAME_BITS = 63
-"""Names are positive numbers of 64 bits with a sign."""
+"""Bits of a block's name, a positive signed 64-bit number."""
 
 
 class KeptBlocks:
@@ -19,7 +19,7 @@ class KeptBlocks:
 
     Args:
         publisher: a `KvEventPublisher` of Dynamo.
-        size: tokens of a block; what is left of a text behind its last whole block is not told.
+        size: tokens per block; tokens after the last whole block of a text are not published.
     """
 
     def __init__(self, publisher: Any, size: int) -> None:
@@ -28,7 +28,7 @@ class KeptBlocks:
         self._texts: Counter[int] = Counter()
 
     def kept(self, tokens: list[int]) -> None:
-        """Publish the blocks that no other text has; those of a beginning that others share come before them."""
+        """Publish the blocks of a text that no other kept text has; those that others share are published already."""
         names = [*self._names(tokens)]
         self._texts.update(names)
         new_blocks = [block for block, name in enumerate(names) if self._texts[name] == 1]
@@ -42,7 +42,7 @@ class KeptBlocks:
             )
 
     def forgotten(self, tokens: list[int]) -> None:
-        """Publish that the blocks that no other text has are gone."""
+        """Publish the removal of the blocks of a text that no other kept text has."""
         names = [*self._names(tokens)]
         self._texts.subtract(names)
         removed_names = [name for name in names if not self._texts[name]]

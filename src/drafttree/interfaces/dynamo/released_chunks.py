@@ -1,8 +1,7 @@
-"""A text's chunks in Dynamo's form, with no token whose text may yet be cut by a stop string.
+"""A text's chunks in Dynamo's form; tokens that may belong to a stop string are held back with their text.
 
-A worker that dies leaves what it has sent. Another goes on behind the last token of that, and looks for stop strings
-only in what it writes itself, so the tokens that may begin one are held back with their text. Texts are ours, since
-those that the frontend makes of the tokens show the beginning of a stop string.
+If a worker dies, another continues after the last token that was sent, and looks for stop strings only in what it
+writes itself. The text of chunks is made here, because the frontend's would show the beginning of a stop string.
 """
 
 from bisect import bisect_left
@@ -18,8 +17,8 @@ class ReleasedChunks:
     """The chunks of one text.
 
     Args:
-        decode: the text of a token id.
-        holds: whether there are stop strings.
+        decode: returns the text of a token id.
+        holds: whether to hold tokens back, because there are stop strings.
     """
 
     def __init__(self, decode: DecodeToken, *, holds: bool) -> None:
@@ -33,7 +32,7 @@ class ReleasedChunks:
         self._released = 0
 
     def add(self, chunk: Chunk) -> dict[str, Any] | None:
-        """What a chunk of the engine's allows to be sent, as a `GenerateChunk`; None for nothing."""
+        """Add a chunk of the engine; return what can be sent now as a `GenerateChunk`, or None."""
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
         self._top += chunk.top_logprobs
@@ -46,7 +45,7 @@ class ReleasedChunks:
         return released_chunk | {"finish_reason": chunk.finish_reason} if chunk.finish_reason else released_chunk
 
     def _settled(self) -> int:
-        """Held tokens before the one of the last character that is known; more of its own text may follow."""
+        """The number of held tokens whose text is complete: those before the token of the last known character."""
         return self._origins[-1] - self._released if self._origins else 0
 
     def _release(self, count: int) -> dict[str, Any]:

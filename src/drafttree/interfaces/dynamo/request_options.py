@@ -1,9 +1,9 @@
-"""What a request of Dynamo's frontend asks for, as options of `Engine.submit`.
+"""Converts requests of Dynamo's frontend to options of `Engine.submit`.
 
-A text that moves to another worker arrives there as a longer prompt, with fewer tokens to go. So an option is served
-here if it means the same in the middle of a text as at its beginning: seeds do, since noise is a function of the
-position in prompt and text; `repetition_penalty` does, since it counts the prompt too. What counts from the beginning
-of the text is refused, and so is whatever else the engine cannot do: nothing is passed over in silence.
+A text that moves to another worker arrives there as a longer prompt with fewer tokens to write. So an option is
+supported only if it means the same in the middle of a text as at its beginning. This holds for seeds, because noise
+depends on the position in prompt and text, and for `repetition_penalty`, which counts the prompt too. Options that
+count from the beginning of the text are refused, like all others that the engine does not support; none is ignored.
 """
 
 import json
@@ -21,21 +21,21 @@ GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
     "grammar": grammar.ebnf,
     "choice": lambda choices: grammar.ebnf(f"root ::= {' | '.join(map(_quoted, choices))}"),
 }
-"""Makers of grammars by the names of `guided_decoding`."""
+"""Functions that make a grammar, by the names in `guided_decoding`."""
 SAME_NAME = ("temperature", "seed", "top_p", "min_p", "repetition_penalty", "ignore_eos")
 READ = {*SAME_NAME, *("top_k", "guided_decoding", "max_tokens", "stop", "stop_token_ids", "logprobs")}
 
 
 def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
-    """The options of the text that a request wants.
+    """The options of a request's text.
 
     Args:
-        request: the request as Dynamo hands it to a worker.
-        decoder: the decoder that is to write the text.
+        request: the request as Dynamo passes it to a worker.
+        decoder: the decoder that will write the text.
 
     Raises:
-        ConfigError: something is asked for that is not served, named with what to do instead.
-        InputError: the text has no end.
+        ConfigError: an option is not supported; the message names it and an alternative.
+        InputError: nothing limits the length of the text.
     """
     fields = _asked(request)
     options = {name: fields[name] for name in SAME_NAME if name in fields} | _ends(fields, decoder.eos)
@@ -50,7 +50,7 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
 
 
 def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set, by their names."""
+    """The options of a request that are set, by their names."""
     entries = FIELDS["dynamo"]
     groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
     top_fields = {name: request[name] for name in entries if name in request}
@@ -63,7 +63,7 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends(asked: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
-    """What ends a text."""
+    """The options that end a text: EOS, stop strings and the like."""
     ends: dict[str, Any] = {"stop": asked["stop"]} if asked.get("stop") else {}
     if ids := asked.get("stop_token_ids"):
         ends["eos_token_id"] = [*ids] if asked.get("ignore_eos") else [*eos, *ids]
@@ -72,10 +72,10 @@ def _ends(asked: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _length(asked: Mapping[str, Any], prompt: int, context: int | None) -> int:
-    """Tokens to write at most; by default all that the context has room for, which is the same for a moved text.
+    """The most tokens to write; by default as many as the context has room for, which also suits a moved text.
 
     Raises:
-        InputError: the model has no context to fill, and no number is given.
+        InputError: no number is given, and the model's context has no limit.
     """
     if (count := asked.get("max_tokens")) is not None:
         return count

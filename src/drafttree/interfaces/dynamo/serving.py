@@ -12,7 +12,7 @@ from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 
 QUIET = {"DYN_LOG": "warn"}
 ONE_MACHINE = {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_SELF_HOST_METADATA": "0"}
-"""Where Dynamo's runtime listens, and that the frontend finds the tokenizer's files on this disk."""
+"""Environment of Dynamo's runtime on one machine: it listens here only, and the frontend reads files from this disk."""
 
 
 def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None] = lambda _: None) -> None:
@@ -20,8 +20,8 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
 
     Args:
         decoder: the decoder that writes the texts.
-        settings: the place in the fleet.
-        registered: called with the worker's id when it is known.
+        settings: the settings of the worker.
+        registered: called with the worker's id once it is known.
 
     Raises:
         ConfigError: there is no fleet to join.

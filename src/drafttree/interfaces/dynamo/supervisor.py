@@ -1,6 +1,6 @@
-"""Runs a worker in a process of its own and frees its place in the fleet when that process dies.
+"""Runs a worker in a process of its own, and removes it from the fleet when that process dies.
 
-Dynamo takes ten seconds to notice that a worker was killed, and sends it new requests meanwhile, which fail.
+Dynamo notices only after ten seconds that a worker was killed; requests that it sends there meanwhile fail.
 """
 
 import os
@@ -17,11 +17,11 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.dynamo import file_discovery
 
 Serve = Callable[[Callable[[int], None]], None]
-"""Serves until it is told to end; calls its argument with the worker's id when that is known."""
+"""A function that serves until it is told to end, and calls its argument with the worker's id once that is known."""
 LOOK_SECONDS = 1.0
-"""Time between two looks at whether the fleet still knows the worker."""
+"""Seconds between checks whether the fleet still knows the worker."""
 MISSING_SECONDS = 3.0
-"""Time after which a worker that is known no more, and has not ended, is taken to be forgotten."""
+"""Seconds after which a running worker that the fleet does not know is ended."""
 
 
 def supervise(serve: Serve) -> int:
@@ -34,7 +34,7 @@ def supervise(serve: Serve) -> int:
         The exit code: 0 if it ended as it was told, 1 if it died or was forgotten by its fleet.
 
     Raises:
-        DraftTreeError: what `serve` has raised.
+        DraftTreeError: `serve` has raised it.
     """
     context = get_context("spawn")
     news, sender = context.Pipe(duplex=False)
@@ -49,7 +49,7 @@ class _Watch:
 
     Args:
         process: the process that serves.
-        news: brings the worker's id, or the error it ends with.
+        news: connection on which the process sends the worker's id, and the error that ends it.
     """
 
     def __init__(self, process: BaseProcess, news: Connection) -> None:
@@ -60,7 +60,7 @@ class _Watch:
         self._forgotten = self._told_to_end = False
 
     def until_end(self) -> int:
-        """Wait for the process; its exit code, or 1 if it was killed."""
+        """Wait for the process; return its exit code, or 1 if it was killed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
         open_ends: list[Connection | int] = [self._news, self._process.sentinel]
@@ -73,7 +73,7 @@ class _Watch:
         return self._after_death()
 
     def _listen(self) -> bool:
-        """Hear what the process says; whether it may say more."""
+        """Read a message of the process; return whether more may follow."""
         try:
             message = self._news.recv() if self._news.poll() else None
         except EOFError:
@@ -85,7 +85,7 @@ class _Watch:
         return True
 
     def _check_known(self) -> None:
-        """End a worker that the fleet has forgotten, since it would wait for requests in vain."""
+        """End a worker that the fleet no longer knows, because it would get no more requests."""
         if self._worker_id is None or self._told_to_end:
             return
         current_time = time.monotonic()
@@ -112,7 +112,7 @@ class _Watch:
 
 
 def _run(serve: Serve, sender: Connection) -> None:
-    """The worker's process: apart from the terminal's Ctrl-C, and ending when its supervisor dies."""
+    """The body of the worker's process, which ignores the terminal's Ctrl-C and ends when its supervisor dies."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -1,1 +1,1 @@
-"""What the HTML pages share: their styles, the drawing of draft trees, and how a page becomes one file."""
+"""Shared parts of the HTML pages: styles, the drawing of draft trees, and the assembly of a page into one file."""

@@ -1,4 +1,4 @@
-"""Puts styles, scripts and data into the template of a page, which needs nothing else then."""
+"""Puts styles, scripts and data into the template of a page, so that it needs no other file."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,18 +11,18 @@ from drafttree.core.requirements import check_requirements
 
 OWN = "drafttree.interfaces.page_parts"
 STYLES, SCRIPTS = ("base.css", "draft_tree.css"), ("elements.js", "draft_tree.js")
-"""What every page begins with."""
+"""Styles and scripts of all pages, which precede those of a page."""
 
 
 def assemble(package: str, style: str, script: str, data: Any, **values: Any) -> str:
-    """The page of a package that has a `template.html`.
+    """Assemble the page of a package.
 
     Args:
-        package: the package that has the template.
-        style: the style sheet of the page, a file of the package.
-        script: the script of the page, a file of the package.
-        data: what the script reads; it becomes JSON.
-        **values: what the template shows, by name.
+        package: the package, which has a `template.html`.
+        style: file name of the page's style sheet in the package.
+        script: file name of the page's script in the package.
+        data: the data of the script, written as JSON.
+        **values: variables of the template.
 
     Raises:
         ConfigError: jinja2 is not installed.

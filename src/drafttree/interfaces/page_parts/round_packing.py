@@ -1,4 +1,4 @@
-"""Rounds as compact rows, which draft_tree.js reads by their places."""
+"""Packs rounds into compact rows, whose elements draft_tree.js reads by position."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,19 @@ from typing import Any
 from drafttree.evaluation.trace import PHASES, Outcome, Rule, TracedNode, TracedRound
 
 DIGITS = 3
-"""Significant digits of probabilities and times in the page."""
+"""Significant digits of probabilities and times in a page."""
 OUTCOMES, RULES = tuple(Outcome), tuple(Rule)
 WORDS: dict[str, Sequence[str]] = {"phases": PHASES, "outcomes": OUTCOMES, "rules": RULES}
-"""What the numbers in the rows stand for."""
+"""The words that numbers in the rows stand for, by index."""
 
 
 def pack_round(turn: TracedRound, strings: dict[str, int]) -> dict[str, Any]:
-    """A round as a short row; texts go into `strings`, each with its place."""
+    """Pack a round.
+
+    Args:
+        turn: the round.
+        strings: texts of tokens with their indices, which the row refers to; new texts are added.
+    """
     return {
         "n": [_packed_node(node, strings) for node in turn.nodes],
         "s": turn.size,
@@ -29,7 +34,7 @@ def pack_round(turn: TracedRound, strings: dict[str, int]) -> dict[str, Any]:
 
 
 def _packed_node(node: TracedNode, strings: dict[str, int]) -> list[Any]:
-    """Text, id, parent, rank, outcome, rule, then the probabilities: draft, target, and seen where it is another."""
+    """A node as text, id, parent, rank, outcome, rule, and probabilities: draft, target, and seen if it differs."""
     chances = [node.draft, node.target]
     if node.seen is not None and abs(node.seen - (node.draft or 0.0)) > 10.0**-DIGITS:
         chances.append(node.seen)

@@ -1,4 +1,4 @@
-"""Who may call the server: by which names, and with which key."""
+"""Who may call the server: by which host names, and with which API keys."""
 
 import hmac
 import re
@@ -23,13 +23,14 @@ HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:/@\[\]]+))(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """Answers 421 to a request that calls the server by another name.
+    """Middleware that answers 421 to a request for another host, against DNS rebinding.
 
-    Addresses are let in: a page of another site would need a name that changes its address. So is a request that names
-    no host, as HTTP/1.0 allows and no browser sends.
+    IP addresses are allowed, because rebinding needs a name whose address changes. So are requests without a host,
+    which HTTP/1.0 allows and no browser sends.
 
     Args:
-        hosts: the names, in lower case, or "*" for any.
+        app: the application.
+        hosts: the allowed names, in lower case; "*" for any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
@@ -56,33 +57,31 @@ class AllowedHosts:
 
 
 def name_of(host: str) -> str | None:
-    """The name in a header `Host`, in lower case and without the port; None if there is none."""
+    """The name in a `Host` header, in lower case and without the port; None if the header is malformed."""
     host_match = HOST.fullmatch(host)
     return (host_match[1] or host_match[2]).lower().removesuffix(".") if host_match else None
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """The names of a server that listens at a host: its own, localhost, and the machine's if it listens everywhere."""
+    """The names of a server: localhost, and the host it listens at, or the machine's name if it listens everywhere."""
     return ("localhost", (socket.gethostname() if host in ALL_ADDRESSES else host).lower())
 
 
 PROTECTED = ("/v1", "/tokenize", "/detokenize")
-"""Where the paths begin that need the key; health, metrics and the page of the playground do not."""
+"""Prefixes of the paths that need a key; health, metrics and the playground's page need none."""
 
 
 class ApiKeys(AuthenticationBackend):
-    """Lets in who has one of the keys."""
+    """Authenticates requests by API key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [*map(_digest, keys)]
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
-        """Check the key of a request, in a time that does not depend on how much of it is right.
-
-        The name of who has a key is its digest.
+        """Check the key of a request in constant time; the user's name is the digest of the key.
 
         Raises:
-            AuthenticationError: it is missing or wrong.
+            AuthenticationError: the key is missing or wrong.
         """
         path = conn.url.path
         if not any(path == prefix or path.startswith(f"{prefix}/") for prefix in PROTECTED):
@@ -101,11 +100,11 @@ class ApiKeys(AuthenticationBackend):
 
 
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:
-    """The reply to a request that is not let in."""
+    """The reply (401) to a request without a valid key."""
     headers = {"WWW-Authenticate": "Bearer"}
     return ServerError(401, str(error), code="invalid_api_key", headers=headers).response_to(conn.url.path)
 
 
 def _digest(key: str) -> bytes:
-    """A digest, whose length does not tell the key's."""
+    """The SHA-256 digest of a key, whose length does not reveal the key's."""
     return sha256(key.encode(errors="surrogateescape")).digest()

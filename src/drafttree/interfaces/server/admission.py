@@ -1,4 +1,4 @@
-"""Requests while they are answered: which texts are let in, when their time is over, and whether who asked is there."""
+"""Requests while they are answered: admission of their texts, their time limits, and clients that disconnect."""
 
 import asyncio
 import time
@@ -20,20 +20,20 @@ from drafttree.interfaces.server.metrics import ServerMetrics
 
 Found = TypeVar("Found")
 open_request: ContextVar["OpenRequest"] = ContextVar("open_request")
-"""The request that is being answered."""
+"""The request that the current task answers."""
 
 
 class OpenRequest:
-    """A request of a client from its arrival on.
+    """A request of a client, from its arrival to its answer.
 
     Args:
-        key: the digest of the API key of who has sent it; "" where none is asked for.
-        seconds: the time it has; None for no end.
+        key: digest of the client's API key; "" if the server asks for none.
+        seconds: its time limit; None for no limit.
 
     Attributes:
-        large: whether its body is so large that what is made of it would hold up the event loop.
-        ends: what is to be done when it has been answered.
-        reading: the same when nothing of it is to be read any more.
+        large: whether the body is so large that parsing it would block the event loop.
+        ends: callbacks for when the request has been answered.
+        reading: callbacks for when its body is no longer needed.
     """
 
     def __init__(self, key: str, seconds: float | None) -> None:
@@ -45,38 +45,39 @@ class OpenRequest:
 
     @property
     def seconds_left(self) -> float | None:
-        """The time that is left, at least 0; None for no end."""
+        """Seconds until the time limit, at least 0; None for no limit."""
         return None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Make this the request that is being answered."""
+        """Context manager: make this the request of the current task; on exit, run the callbacks."""
         with self.ends, self.reading:
             self.ends.callback(open_request.reset, open_request.set(self))
             yield
 
 
 async def read_request(read: Callable[[], Found]) -> Found:
-    """What a function makes of the request, in a thread where it is large: otherwise a switch there takes longer."""
+    """Call a function that reads the request: in a thread if the request is large, else here, which is faster."""
     return await asyncio.to_thread(read) if open_request.get().large else read()
 
 
 MAX_UNREAD = 6
-"""Rounds of a text that wait for its client; then the text waits."""
+"""The most rounds of a text that its client has not read; at this number the text pauses."""
 
 
 class Admission:
-    """Lets texts into an engine, and knows which of them have not ended.
+    """Submits texts to an engine within the server's limits, and keeps track of those that have not ended.
 
     Args:
-        metrics: are told of every text.
-        max_texts: the number of texts that may run or wait.
+        engine: the engine.
+        metrics: measure every text.
+        max_texts: the most texts that may run or wait.
         shares_prefixes: whether texts without key and salt share their prefixes.
-        max_texts_per_key: the number of them that may be of one key; None for no limit.
-        audit: sees the rounds of texts whose seed is not their client's; None for no audit.
+        max_texts_per_key: the most texts of one API key that may run or wait; None for no limit.
+        audit: observes the rounds of texts without a seed of the client's; None for no audit.
 
     Attributes:
-        draining: whether no more texts are let in.
+        draining: whether new texts are refused, because the server shuts down.
     """
 
     def __init__(
@@ -103,26 +104,26 @@ class Admission:
 
     @property
     def open(self) -> int:
-        """Texts that were let in and have not ended; any thread may ask."""
+        """The number of submitted texts that have not ended. Thread-safe."""
         self._texts.difference_update([*filter(_has_ended, tuple(self._texts))])
         return len(self._texts)
 
     @property
     def most_texts(self) -> int:
-        """Texts of one request at most."""
+        """The most texts of one request."""
         return self._max_per_key if self._max_per_key and open_request.get().key else self._max_texts
 
     @property
     def busy(self) -> bool:
-        """Whether any text has not ended, or is still on its way to a client."""
+        """Whether a text has not ended, or has not been sent to its client completely."""
         return bool(self._answering or self.open)
 
     @asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:
-        """Hold a place for a request that has to wait before its texts can be submitted.
+        """Context manager: reserve a place for a request whose texts cannot be submitted yet.
 
         Raises:
-            ServerError: as for `submit`, also where the server shuts down meanwhile.
+            ServerError: as for `submit`, also if the server shuts down meanwhile.
         """
         self.check()
         open_request.get().reading.close()
@@ -138,7 +139,7 @@ class Admission:
             self._preparing.discard(deadline)
 
     def refuse_preparing(self) -> None:
-        """End the requests that a server which shuts down would refuse as soon as they are prepared."""
+        """End the requests inside `preparing`, because a server that shuts down would refuse their texts."""
         for deadline in self._preparing:
             if not deadline.expired():  # else it is ending already, which may take longer than until the next call
                 deadline.reschedule(0)
@@ -152,16 +153,17 @@ class Admission:
         to: Callable[..., Handle] | None = None,
         **options: Any,
     ) -> Handle:
-        """Submit a text, which ends with the request that is being answered; reading its prompt holds up nobody.
+        """Submit a text, which is cancelled at the latest when the current request has been answered.
 
-        What is not told here is as for `Engine.submit`.
+        The prompt is encoded in a thread, so the event loop goes on. Other arguments are as for `Engine.submit`.
 
         Args:
-            cache_salt: the request's own; prefixes are shared among texts of one key and salt, or within the group.
-            to: the `Engine.submit` of an engine that takes the text in place of the server's.
+            cache_salt: the request's salt; prefixes are shared among texts of one key and salt, or within the group.
+            to: the `Engine.submit` of another engine that is to write the text.
 
         Raises:
-            ServerError: too many texts wait, or too many of the key (429), or the server is shutting down (503).
+            ServerError: too many texts of all clients or of the key run or wait (429), or the server is shutting down
+                (503).
             DraftTreeError: as for `Engine.submit`.
         """
         self.check()
@@ -196,7 +198,7 @@ class Admission:
         return handle
 
     def check(self) -> None:
-        """Refuse a text that cannot be taken now.
+        """Refuse a text that cannot be submitted now.
 
         Raises:
             ServerError: as for `submit`.
@@ -212,7 +214,7 @@ class Admission:
             raise ServerError(429, message, code="key_limit", headers=AGAIN)
 
     def cancel_all(self) -> None:
-        """End all texts where they are, those that are being submitted too."""
+        """Cancel all texts, also those that are being submitted."""
         for text in self._texts:
             text.add_done_callback(partial(_cancel, reason=SHUTTING_DOWN))
 
@@ -222,18 +224,19 @@ def _has_ended(text: asyncio.Future[Handle]) -> bool:
 
 
 def _cancel(text: asyncio.Future[Handle], reason: str = "cancelled") -> None:
-    """Cancel a text that has been submitted, unless that has failed."""
+    """Cancel a submitted text, unless it has ended or its submission failed."""
     if not _has_ended(text):
         text.result().cancel(reason)
 
 
 class ClientPresence:
-    """Stops answering when nobody listens any more, and cancels the texts that were submitted for the answer.
+    """Middleware that cancels a request and its texts when its client disconnects.
 
-    Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
+    Streamed replies notice this by themselves; others would not.
 
     Args:
-        timeout: seconds from its arrival after which a request ends where it is; None for no end.
+        app: the application.
+        timeout: seconds after the arrival of a request at which its texts end as they are; None for no limit.
     """
 
     def __init__(self, app: ASGIApp, timeout: float | None) -> None:

@@ -26,11 +26,11 @@ from drafttree.interfaces.server.serving import ServerSettings, ServingContext
 
 
 def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
-    """An application that serves a decoder until its lifespan ends.
+    """Create an application that serves a decoder; when its lifespan ends, it closes its engines.
 
     Args:
-        decoder: its target, drafter, policy and verifier are used; it belongs to the application from here on.
-        settings: what the server is told when it starts.
+        decoder: the decoder, which nothing else may use from now on.
+        settings: the settings of the server.
     """
     serving = ServingContext(decoder, settings)
     AppStatus.disable_automatic_graceful_drain()  # streams end by themselves when the server shuts down

@@ -1,4 +1,4 @@
-"""Evidence that what is served does not follow the target's law: gathered on live texts, and told in `/metrics`."""
+"""Looks for evidence that served texts do not follow the target's distribution, and reports it in `/metrics`."""
 
 import logging
 import math
@@ -18,9 +18,9 @@ logger = logging.getLogger("drafttree")
 
 
 class ServedAudit(Audit):
-    """An audit of the texts of a server, which says once in the log when their law is refuted.
+    """An audit of a server's texts, which logs an error once the evidence refutes their distribution.
 
-    It is given the texts whose seed is the server's own: those of a client's seed may have used its numbers before.
+    Only texts with a seed of the server's belong here: a client may repeat a seed, and with it the random numbers.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ServedAudit(Audit):
 
 
 class AuditCollector(Collector):
-    """Reads an audit whenever the metrics are asked for; every metric has the given labels."""
+    """Collects the figures of an audit at each request for metrics; all get the given labels."""
 
     def __init__(self, audit: Audit, labels: dict[str, str]) -> None:
         self._audit = audit

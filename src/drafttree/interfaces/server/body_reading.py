@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded as they arrive, and made into requests beside the event loop where they are large."""
+"""Bodies of requests: limited in size as they arrive, and parsed in a thread if they are large."""
 
 import asyncio
 import json
@@ -21,22 +21,22 @@ from drafttree.interfaces.server.written_json import read_float, read_integer
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
-"""A body may have so many, and so many more for each token of the model's context. 156 tools with 60 properties each
-have 40,000 items; a character takes 6 bytes where JSON escapes it."""
+"""Limits of a body: a fixed part, and a part per token of the model's context. For comparison, 156 tools with 60
+properties each have 40,000 items, and a character that JSON escapes takes 6 bytes."""
 ANY_CONTEXT = 1 << 17
-"""Stands for the context of a model that has no end."""
+"""Used as the context of a model without a limit, in tokens."""
 BODIES_AT_ONCE = 64
-"""Bodies of the largest size whose bytes may be held together."""
+"""Memory for all bodies that are being read, in bodies of the largest size."""
 DISCARDED, DISCARDING = 16 << 20, 3.0
-"""Bytes of a refused body that are read all the same, and seconds in which they are: who still writes when the
-connection is closed sees no reply."""
+"""The most bytes of a refused body that are still read, and the most seconds for it: a client that is still writing
+when the connection is closed would not see the reply."""
 SMALL = 16 << 10
-"""Bytes of a body that is read without a thread of its own."""
+"""The most bytes of a body that is parsed in the event loop."""
 LARGE_BODIES = 2
-"""Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
+"""The most large bodies that are parsed at once: their threads share one interpreter with the event loop."""
 UNCOUNTED, UNMARKED = (bytes({*range(256)} - {*marks}) for marks in (b'",[{', b",[{"))
 CONVERSATIONS = ("messages", "input")
-"""The fields that have the messages of a conversation, each of which takes a token or more of the context."""
+"""Fields with the messages of a conversation, each of which takes at least one token of the context."""
 JSON_TYPE = re.compile(r"application/([^/;]+\+)?json\s*(;.*)?", re.IGNORECASE)
 SURROGATE = re.compile("[\ud800-\udfff]")
 TOO_LONG = object()
@@ -44,16 +44,16 @@ TOO_LONG = object()
 Model = TypeVar("Model")
 AS_READ = WrapValidator(lambda found, _: found)
 Body = Annotated[Model, AS_READ]
-"""The type of a parameter that is a body: `BodyRoute` has checked it, and FastAPI describes it."""
+"""Type of a route's parameter that is the body: `BodyRoute` checks it, FastAPI only documents it."""
 
 
 class ItemCount:
-    """Counts what the lists and objects of a JSON text hold, and themselves, part by part and without parsing.
+    """Counts the lists, objects and their items in a JSON text that arrives in parts, without parsing it.
 
-    It takes 2 ms for a MB, whose objects may take Python and pydantic 3 s.
+    A MB takes 2 ms; parsing it may take Python and pydantic 3 s.
 
     Attributes:
-        items: those so far.
+        items: the number of items so far.
     """
 
     def __init__(self) -> None:
@@ -88,11 +88,11 @@ class ItemCount:
 
 
 class BodyReader:
-    """Reads the bodies of requests, each of which is bounded, and all of which are while they are read.
+    """Reads the bodies of requests, with a limit for each and one for all that are being read.
 
     Args:
-        context: tokens of the model's context, None for no limit.
-        most_bytes: the largest body in bytes; None for what the context needs.
+        context: tokens of the model's context; None for no limit.
+        most_bytes: the largest body, in bytes; None for as much as the context needs.
     """
 
     def __init__(self, context: int | None, most_bytes: int | None = None) -> None:
@@ -104,10 +104,10 @@ class BodyReader:
         self._turns = asyncio.Semaphore(LARGE_BODIES)
 
     async def read(self, request: Request, kind: TypeAdapter[Any]) -> Any:
-        """The body of a request as a value of a kind.
+        """Read and validate the body of a request.
 
         Raises:
-            ServerError: it is too large, there is no room for it, or it is compressed, not JSON or not of the kind.
+            ServerError: the body is too large, compressed, not JSON or invalid, or too many others are being read.
         """
         request_state = open_request.get()
         headers = request.headers
@@ -124,7 +124,11 @@ class BodyReader:
         return await read_request(partial(_read, body, kind, self._context))
 
     async def _receive(self, request: Request, reading: ExitStack) -> bytes:
-        """The bytes of a body, which count until its request has been read; a refused one is read on for a while."""
+        """Receive the bytes of a body, which count toward the limit for all bodies until `reading` is closed.
+
+        Raises:
+            ServerError: the body is refused, after up to `DISCARDED` more bytes of it were read.
+        """
         chunks = request.stream()
         body = list[bytes]()
         size = 0
@@ -160,7 +164,7 @@ class BodyReader:
         raise refusal
 
     def _refusal(self, size: int, items: int) -> ServerError | None:
-        """What is wrong with a body of which so much has come."""
+        """The error for a body of which `size` bytes have arrived so far; None if it may go on."""
         if size > self._most_bytes:
             return _too_large(self._most_bytes, "bytes")
         if items > self._most_items:
@@ -180,7 +184,7 @@ class BodyRoute(APIRoute):
     """A route whose body the server's `BodyReader` reads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of a request."""
+        """The handler of a request, which reads the body first."""
         handle = super().get_route_handler()
         hints = get_type_hints(self.endpoint, include_extras=True).values()
         bodies = [get_args(hint)[0] for hint in hints if AS_READ in get_args(hint)]
@@ -196,7 +200,7 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """A request whose body has been read; FastAPI looks whether there is one, and takes it as JSON."""
+    """A request whose body has been read. FastAPI checks that `body` is not empty, and then calls `json`."""
 
     def __init__(self, scope: Scope, found: Any) -> None:
         super().__init__(scope)
@@ -210,7 +214,11 @@ class _ReadRequest(Request):
 
 
 def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
-    """A body as it must be, or its first mistake."""
+    """Parse and validate a body.
+
+    Raises:
+        ServerError: the body is invalid; it tells the first mistake.
+    """
     with collection_pause:
         parsed_body = _parse(body)
         for name in CONVERSATIONS:  # first, since it takes no time
@@ -226,7 +234,11 @@ def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
 
 
 def _parse(body: bytes) -> Any:
-    """The value of a JSON text, in which `TOO_LONG` stands for integers that Python does not read."""
+    """Parse a JSON text, with `TOO_LONG` for integers that Python does not read.
+
+    Raises:
+        ServerError: the text is not JSON.
+    """
     try:
         return json.loads(body, parse_int=_integer, parse_float=read_float)
     except json.JSONDecodeError as error:
@@ -245,10 +257,10 @@ def _integer(digits: str) -> object:
 
 
 def _check_scalars(given: Any) -> None:
-    """Refuse the first integer that is too long, or text or name that is no Unicode.
+    """Refuse integers that are too long, and texts and names that are not Unicode.
 
     Raises:
-        ServerError: has the place and what is wrong.
+        ServerError: there is one; it tells the place of the first.
     """
     iterator_stack = [_parts([given])]
     path = list[Any]([0])

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the prompt in the words of the model's chat template, and the answers."""
+"""/v1/chat/completions: conversations, rendered by the model's chat template, and their answers."""
 
 import asyncio
 import logging
@@ -39,7 +39,12 @@ async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
 
 
 async def begin_answers(request: ChatRequest, serving: ServingContext, **more: Any) -> Texts:
-    """Let the answers to a conversation into the engine; what is not told here is as for `Admission.submit`.
+    """Submit the answers to a conversation.
+
+    Args:
+        request: the client's request.
+        serving: the served model.
+        **more: further options of the texts, as for `Admission.submit`.
 
     Raises:
         ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
@@ -55,12 +60,12 @@ async def begin_answers(request: ChatRequest, serving: ServingContext, **more: A
 
 @lru_cache(maxsize=64)
 def _warn_of(tools: tuple[str, ...]) -> None:
-    """Log that tools are left out, once for each list of them: every turn of a client has it."""
+    """Log that tools are left out; once per list of tools, because every turn of a client repeats it."""
     logger.warning("tools that this server cannot run are left out: %s", ", ".join(tools))
 
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
-    """The token ids of the conversation, the options of its answers, and what makes a reader for each."""
+    """The token ids of a conversation, the options of its answers, and a function that makes an answer's reader."""
     decoder = serving.decoder
     dialect = serving.dialect
     tools = request.callable_tools
@@ -94,7 +99,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
 
 
 def _not_strict(tools: Iterable[FunctionDefinition]) -> list[str]:
-    """The names of tools whose calls may have any arguments: no grammar holds where a call has no marks."""
+    """The names of tools that are not strict. Only these may be called without marks, where no grammar applies."""
     return [tool.name for tool in tools if not tool.strict]
 
 
@@ -103,7 +108,7 @@ class ChatChoice:
 
     Args:
         text: the answer.
-        keeps_scores: whether the whole reply is wanted: a stream that nobody reads would keep them in vain.
+        keeps_scores: whether to keep log-probabilities for the whole reply; a stream does not need them.
     """
 
     def __init__(self, text: Text, *, keeps_scores: bool) -> None:

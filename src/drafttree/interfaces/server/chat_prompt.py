@@ -1,4 +1,4 @@
-"""Conversations as prompts, in the words of the model's chat template."""
+"""Conversations as prompts, rendered by the model's chat template."""
 
 import inspect
 import json
@@ -21,13 +21,13 @@ HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
 RESULT = "<tool_response>\n{}\n</tool_response>"
 OWN_ARGUMENTS = {"messages", "sanitize_control_tokens"}
 OWN_ARGUMENTS |= {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""What `apply_chat_template` itself takes or sets, in any version, so that a request may not."""
+"""Arguments of `apply_chat_template` and variables that it sets, which a request may not set."""
 NO_EFFORT = "none"
 Call = ToolCallParam | CustomCall
 
 
 def known_marks(dialect: Dialect) -> str:
-    """The marks around thinking, calls and their results: the server writes those that a chat template does not."""
+    """The marks around thinking, tool calls and their results, also those that only the server writes."""
     form = dialect.calls or HERMES
     call = form.text([("", written_arguments(form.arguments, '{"": ""}'))])
     return "\n".join([RESULT, call, *(dialect.thinking.marks if dialect.thinking else ())])
@@ -42,12 +42,20 @@ def read_prompt(
 ) -> list[int]:
     """The token ids of a conversation.
 
-    A template that knows no tools is told of them by the system message, and sees calls and their results as text. The
-    control tokens in what the request brings are text where they are given; those that are written here stay tokens.
+    If the chat template does not support tools, the system message describes them, and calls and their results are
+    shown as text.
+
+    Args:
+        request: the client's request.
+        tokenizer: the model's tokenizer, with its chat template.
+        dialect: how the template, and the model, write tool calls and thinking.
+        context: as for `render_chat`.
+        control_tokens: has control tokens in the request read as text, but not those that are written here; None to
+            read all of them as tokens.
 
     Raises:
-        ServerError: `chat_template_kwargs` has arguments that are no variables of a template, the template knows
-            nothing of `reasoning_effort`, or the messages cannot be rendered, as for `render_chat`.
+        ServerError: `chat_template_kwargs` names what is not a variable of templates, the template does not support
+            `reasoning_effort`, or the messages cannot be rendered, as for `render_chat`.
     """
     variables = dict(request.chat_template_kwargs or {})
     if wrong_name := next((name for name in variables if name in OWN_ARGUMENTS), None):
@@ -72,10 +80,10 @@ def read_prompt(
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
-    """The variables of a template that say how much is to be thought; one that knows but a switch is given that.
+    """The template variables for the request's reasoning effort, also the switches of templates that have only those.
 
     Raises:
-        ServerError: the template knows none of them, and thinking is asked for, or a thinking model asked for none.
+        ServerError: the template supports none of them, unless a model that does not think is asked not to.
     """
     effort = request.reasoning_effort
     field = request.called("reasoning_effort")
@@ -88,14 +96,14 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
 
 
 class ShownMessages:
-    """The messages of a request as a chat template is given them.
+    """Turns the messages of a request into those that a chat template is given.
 
     Args:
-        dialect: how the template, and the model, write calls and thinking.
-        control_tokens: marks those that the request brings; None where they are tokens.
+        dialect: how the template, and the model, write tool calls and thinking.
+        control_tokens: marks control tokens in the request as text; None if they are read as tokens.
 
     Attributes:
-        arguments: reads the arguments of calls.
+        arguments: reads the arguments of tool calls.
     """
 
     def __init__(self, dialect: Dialect, control_tokens: ControlTokens | None) -> None:
@@ -104,11 +112,11 @@ class ShownMessages:
         self.arguments = WrittenArguments(self.kept)
 
     def kept(self, value: Any) -> Any:
-        """What the request brings."""
+        """A value of the request, with its control tokens marked as text if they are to be read so."""
         return self._control_tokens.kept(value) if self._control_tokens else value
 
     def message(self, message: Message) -> dict[str, Any]:
-        """A message; a template that knows no tools sees calls and their results as text."""
+        """A message for the template; if that does not support tools, calls and their results become text."""
         dialect = self._dialect
         native = self._dialect.native
         texts = self.kept(message.texts)
@@ -127,7 +135,7 @@ class ShownMessages:
         return {"role": message.role if knows_role else "system", "content": as_parts(texts), **message_fields}
 
     def with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool]) -> list[Mapping[str, Any]]:
-        """The messages, the first of which tells of the tools if there are any."""
+        """The messages with a system message that describes the tools, if there are any."""
         function_fields = {"name", "description", "parameters"}
         functions = [tool.function.model_dump(exclude_none=True, include=function_fields) for tool in tools]
         if not functions:
@@ -145,7 +153,7 @@ class ShownMessages:
         return [{"role": "system", "content": tools_text}, *messages]
 
     def _thought(self, message: Message) -> dict[str, str]:
-        """What was thought before a message, for a template that reads it."""
+        """The thinking before a message as a field of it; empty if the template does not read it."""
         name = self._dialect.thought_name
         if not name or not message.reasoning_content:
             return {}

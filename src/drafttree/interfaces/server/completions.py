@@ -1,4 +1,4 @@
-"""/v1/completions: texts that go on from a prompt."""
+"""/v1/completions: texts that continue prompts."""
 
 import asyncio
 from bisect import bisect_left
@@ -108,9 +108,15 @@ async def complete(request: Body[CompletionRequest], serving: Serving) -> Respon
 
 
 async def begin_texts(request: CompletionRequest, serving: ServingContext, **more: Any) -> tuple[Texts, list[str]]:
-    """Let the texts that continue prompts into the engine; what is not told here is as for `Admission.submit`.
+    """Submit the texts that continue prompts.
 
-    Beside them stands what those of each prompt begin with.
+    Args:
+        request: the client's request.
+        serving: the served model.
+        **more: further options of the texts, as for `Admission.submit`.
+
+    Returns:
+        The texts, and for each prompt the text that its replies begin with.
 
     Raises:
         ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
@@ -123,7 +129,7 @@ async def begin_texts(request: CompletionRequest, serving: ServingContext, **mor
 
 
 def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json], list[str]]:
-    """The token ids of the prompts, the options of their texts, and what these begin with."""
+    """Per prompt, its token ids, the options of its texts, and the text that its replies begin with."""
     decoder = serving.decoder
     logprobs = request.wanted_logprobs
     tokenizer = decoder.tokenizer
@@ -147,11 +153,11 @@ def _as_text(prompt: str | list[int], tokenizer: Any) -> str:
 
 
 class Continuation:
-    """Writes one text.
+    """Writes one text of a reply.
 
     Args:
         text: the text.
-        shown: the prompt, if the text is to begin with it.
+        shown: the prompt if it is to be echoed, else "".
         keeps_scores: as for `ChatChoice`.
     """
 
@@ -165,7 +171,7 @@ class Continuation:
         self._reason = None
 
     def add(self, chunk: Chunk) -> Iterator[Json]:
-        """What a chunk adds; the first one has the prompt if it is echoed."""
+        """Yield the choices for a chunk; the first one begins with the prompt if it is echoed."""
         first_index = self._text.told
         text = self._shown + chunk.text
         scores = self._text.tell(self._text.known_tokens(chunk.finish_reason))
@@ -195,7 +201,7 @@ class Continuation:
         return {"text": text, "logprobs": logprobs, "finish_reason": self._reason}
 
     def _prompt_scores(self, known: Logprobs) -> list[Json]:
-        """The tokens of the prompt, as many as were read in time; nothing stands before the first one."""
+        """The scores of the prompt's tokens, as far as they were read before the request's time ended."""
         assert self._text.names
         prompt_tokens = self._text.prompt[: 1 + len(known.tokens)]
         scores = self._text.names.scores(prompt_tokens, [None, *known.tokens], known.top and [{}, *known.top])
@@ -208,7 +214,7 @@ class Continuation:
 
 
 def _top(score: Json) -> dict[str, float] | None:
-    """The likeliest tokens and the chosen one by name, None where there was nothing to choose."""
+    """Log-probabilities of the likeliest tokens and the chosen one, by name; None for the first token of a prompt."""
     if score["logprob"] is None:
         return None
     return {token_score["token"]: token_score["logprob"] for token_score in (*score["top_logprobs"], score)}

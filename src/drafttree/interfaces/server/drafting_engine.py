@@ -1,4 +1,4 @@
-"""The engine of the playground, which drafts in every round, whether or not that pays."""
+"""The engine of the playground, which drafts in every round, even if that does not pay."""
 
 from drafttree.core.tree import Proposal
 from drafttree.engine.batching import Engine
@@ -9,14 +9,14 @@ from drafttree.loading.specs import default_policy
 from drafttree.policies import Chain, TreePolicy
 
 MAX_BATCH = 4
-"""Texts of the playground that are written at once: each takes a place beside those of the server."""
+"""The most texts of the playground at once, in addition to those of the server."""
 
 
 def drafting_engine(decoder: Decoder) -> Engine:
-    """An engine beside the server's, over the same target and drafter; drafting costs nothing by its costs.
+    """A second engine over the server's target and drafter, with costs by which drafting is free.
 
-    Its budget is one that no tree can exceed, so none is cut. Trees whose children are drawn have no budget, and of
-    those it leaves out some rounds, to know what a plain one costs.
+    Its budget is so large that no tree is cut. With verifiers that draw children there is no budget, and the engine
+    leaves drafts out of some rounds, to measure plain ones.
     """
     decoder = decoder.with_policy(drafting_policy(decoder)).with_costs(TRIAL_COSTS)
     draws_children = decoder.verifier is not None and decoder.verifier.proposal is not Proposal.TOP_K
@@ -24,7 +24,7 @@ def drafting_engine(decoder: Decoder) -> Engine:
 
 
 def drafting_policy(decoder: Decoder) -> TreePolicy:
-    """The policy of a decoder, or the one in its place where that may draft nothing, since it weighs costs."""
+    """The policy of a decoder; if that weighs costs, and so may draft nothing, one that does not."""
     if not decoder.policy.uses_costs:
         return decoder.policy
     fallback_policy = default_policy(decoder.verifier, decoder.drafter, sharded=True)

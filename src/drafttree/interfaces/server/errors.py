@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
+"""Errors in the form of OpenAI's API, `{"error": {message, type, param, code}}`, or of Anthropic's on its routes."""
 
 import json
 import logging
@@ -18,21 +18,21 @@ from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedErro
 
 logger = logging.getLogger("drafttree")
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
-"""The id of the request that is being answered."""
+"""The id of the request that the current task answers."""
 
 AGAIN = {"Retry-After": "1"}
-"""The header of a refusal that holds for a moment: the seconds after which the request may come again."""
+"""Header of a temporary refusal: the seconds after which the client may try again."""
 SHUTTING_DOWN = "shutting_down"
-"""The finish reason of a text that the end of the server has ended, and the code of the error that tells of it."""
+"""Finish reason of a text that the server's shutdown has ended, and code of the error for it."""
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error"}
 LONGEST_NAME = 200
-"""Characters of a name that an error tells; a client may send one of a hundred thousand."""
+"""The most characters of a client's name in an error; longer names are cut."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
 BRANCH = "[as {}]"
-"""The step of a place by which pydantic tells how it has read a part; requests have none."""
+"""Step in pydantic's location of an error that names a member of a union, not a field of the request."""
 INNER_STEP = re.compile(r"\[(key|as \w+)\]")
 PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
@@ -54,11 +54,11 @@ PLAIN = {
     "less_than": "give less than {lt}",
     "less_than_equal": "give {le} or less",
 }
-"""What errors of pydantic say, by their type; the value follows where it is short."""
+"""Messages for pydantic's errors, by their type; a short value is added to them."""
 LONGEST_VALUE = 40
-"""Characters of a value, as JSON, that an error tells."""
+"""The most characters of a value, as JSON, that an error repeats."""
 ANTHROPIC = "/v1/messages"
-"""The path, with those below it, whose errors have Anthropic's form."""
+"""This path and those below it get errors in Anthropic's form."""
 
 
 class ErrorBody(BaseModel):
@@ -98,13 +98,13 @@ def is_anthropic(path: str) -> bool:
 
 
 class ServerError(Exception):
-    """A request that is answered by an error.
+    """An error that becomes the reply to a request.
 
     Args:
         status: the HTTP status.
         message: what is wrong, and what to do.
-        param: the field of the request that is wrong.
-        code: a word by which programs know the error.
+        param: the field of the request that is wrong; None for none.
+        code: identifies the error for programs; None for none.
         headers: headers of the reply.
     """
 
@@ -146,21 +146,21 @@ class ServerError(Exception):
         return {"type": "error", "error": error_body, "request_id": request_id.get()}
 
     def response_to(self, path: str) -> JSONResponse:
-        """The reply to a request of a path, with its status and headers."""
+        """The reply to a request for `path`, in OpenAI's or Anthropic's form."""
         return JSONResponse(self.anthropic_body if is_anthropic(path) else self.body, self.status, self.headers)
 
 
 def _as_text(quoted: str) -> str:
-    """A text that may quote a request's, where half a surrogate pair is possible."""
+    """A text that may quote a request, with lone surrogates escaped, which UTF-8 cannot encode."""
     return quoted.encode(errors="backslashreplace").decode()
 
 
 def as_server_error(error: Exception, asked: str = "") -> ServerError:
-    """The reply for what was raised; what nobody expected is logged, and its details stay here.
+    """Convert an exception to the error of a reply; an unexpected one is logged, and the reply has no details of it.
 
     Args:
-        error: what was raised.
-        asked: the method and path, for an error of the framework's.
+        error: the exception.
+        asked: method and path of the request, for errors of the framework.
     """
     match error:
         case ServerError():
@@ -179,16 +179,19 @@ def as_server_error(error: Exception, asked: str = "") -> ServerError:
 
 
 def shutting_down() -> ServerError:
-    """The error for what a server does no more that shuts down."""
+    """The error (503) for requests that a server refuses because it shuts down."""
     return ServerError(503, "the server is shutting down", code=SHUTTING_DOWN, headers=AGAIN)
 
 
 @contextmanager
 def blaming(*fields: str) -> Iterator[None]:
-    """Let errors begin with the field of the request that they are about: the first one unless they name another.
+    """Context manager: attribute errors to a field of the request, with which their message begins.
+
+    Args:
+        *fields: fields that an error may name itself; if it names none, the first is blamed.
 
     Raises:
-        ServerError: for what is raised within.
+        ServerError: a `DraftTreeError` is raised inside.
     """
     try:
         yield
@@ -202,13 +205,18 @@ def blaming(*fields: str) -> Iterator[None]:
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """The reply to a request that an error has ended."""
+    """The reply to a request whose handler raised an error."""
     path = request.url.path
     return as_server_error(error, f"{request.method} {path}").response_to(path)
 
 
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
-    """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
+    """Convert an error of pydantic, with its place in the request.
+
+    Args:
+        first: the error, one of `ValidationError.errors()`.
+        names: by the name of a model's field, its name in the request, where that differs.
+    """
     error_type = first["type"]
     context = first.get("ctx", {})
     steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
@@ -231,7 +239,7 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
 
 
 def _plainly(kind: str, context: Mapping[str, Any], value: object) -> str | None:
-    """What is wrong with a value in our words; None where pydantic does not tell a bound that these have."""
+    """The message of `PLAIN` for a type of error; None if pydantic's context lacks a bound that it needs."""
     bounds = {name: _as_json(bound) for name, bound in context.items() if bound is not None}
     if isinstance(value, list | dict):
         bounds["length"] = len(value)
@@ -242,7 +250,7 @@ def _plainly(kind: str, context: Mapping[str, Any], value: object) -> str | None
 
 
 def _as_json(bound: object) -> object:
-    """A bound, or the values there may be, as JSON writes them."""
+    """A bound in the notation of JSON: 1 for 1.0, and true for True."""
     if isinstance(bound, float) and bound.is_integer():
         return int(bound)
     return "true" if bound == "True" else bound

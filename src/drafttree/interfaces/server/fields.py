@@ -1,6 +1,6 @@
-"""How requests are read: unknown fields, other types and numbers that are none are refused.
+"""Base of the pydantic models of requests, which refuse unknown fields, other types, and NaN.
 
-The fields that change no text and those that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
+Fields without effect and fields that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
 """
 
 import difflib
@@ -37,7 +37,7 @@ from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
 from drafttree.interfaces.server.errors import BRANCH, LONGEST_NAME
 
 THOUGHT = "thought"
-"""Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
+"""Marks a field with earlier thinking of the model, which has no effect if the chat template does not read it."""
 NAMES: dict[str, dict[str, str]] = {
     "messages": {"completions": "prompt", "responses": "input"},
     "max_completion_tokens": {"responses": "max_output_tokens", "messages": "max_tokens"},
@@ -47,10 +47,10 @@ NAMES: dict[str, dict[str, str]] = {
     "parameters": {"messages": "input_schema"},
     "stop": {"messages": "stop_sequences"},
 }
-"""The fields of a chat that have other names in other APIs, and those by API."""
+"""By field of a chat, its names in other APIs that call it differently."""
 Item = TypeVar("Item")
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
-"""A list that is checked up to its first mistake, since no other one is told; objects: `refusals.ITEM_BY_ITEM`."""
+"""A list whose validation ends at its first mistake, the only one in a reply; for objects, see `ITEM_BY_ITEM`."""
 
 
 class RequestModel(BaseModel):
@@ -61,7 +61,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, part: Any) -> Any:
-        """Tell the first one before anything is built: there may be 100,000 of them."""
+        """Refuse the first unknown field before anything else is validated: there may be 100,000 of them."""
         if not isinstance(part, dict) or cls.model_config.get("extra") != "forbid":
             return part
         field_names = _known_fields(cls)
@@ -74,10 +74,10 @@ class RequestModel(BaseModel):
         return part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
-        """The names of the fields that were given and change nothing, here and in all parts.
+        """Yield the names of given fields that have no effect, of this part and all parts inside it.
 
         Args:
-            reads_thoughts: whether the chat template reads what was thought.
+            reads_thoughts: whether the chat template reads earlier thinking.
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -91,12 +91,12 @@ class RequestModel(BaseModel):
 
 @cache
 def _known_fields(kind: type[RequestModel]) -> set[str]:
-    """The names that the fields of a part may have in requests."""
+    """The names of a part's fields in requests."""
     return {info.alias or name for name, info in kind.model_fields.items()}
 
 
 def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
-    """What to do about a field that a part does not have."""
+    """Advice on an unknown field of a part, for the error."""
     refused_fields = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
     served_fields = _known_fields(kind) - refused_fields
     for name, api_names in NAMES.items():
@@ -119,7 +119,7 @@ def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
 
 
 def _models_of(annotation: Any) -> list[type[RequestModel]]:
-    """The parts that may stand in a field, those of lists left out."""
+    """The models that a field may hold, except in lists."""
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, RequestModel) else []
     variants = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
@@ -127,13 +127,19 @@ def _models_of(annotation: Any) -> list[type[RequestModel]]:
 
 
 def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
-    """The error for a value that is wrong in a way of ours, or a place in it; its message may have braces."""
+    """A validation error with a message of its own, in which braces need no escapes.
+
+    Args:
+        kind: the type of the error.
+        message: the message.
+        *place: the place of the error inside the value.
+    """
     context = {"message": message, "place": place}
     return PydanticCustomError(kind, "{message}", context)  # pyright: ignore[reportArgumentType]
 
 
 def not_served(what: str, kind: str, served: Sequence[str]) -> PydanticCustomError:
-    """The error for a part whose `type` is one that is not served."""
+    """The validation error for a part whose `type` is not supported."""
     return mistake("not_served", f"{what} of type {kind[:LONGEST_NAME]!r} is not served; give {_listed(served)}")
 
 
@@ -143,14 +149,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class TypeChoice:
-    """Which of several parts a value is, told by its `type`; texts may stand in their place.
+    """A choice among several models by the `type` of a value, or among literal texts.
 
-    The model whose `type` may be left out is that of values without one. A model of any `type` is that of all types
-    that no other has; without it they are refused.
+    A value without `type` belongs to the model in which `type` is optional. A type that no model has belongs to the
+    model that accepts any `type`; without such a model it is refused.
 
     Args:
-        what: what errors call the part.
-        members: models, and literals of the texts.
+        what: the name of the part in errors.
+        members: the models, and literals of the texts.
     """
 
     def __init__(self, what: str, members: Sequence[Any]) -> None:
@@ -162,10 +168,10 @@ class TypeChoice:
         self._words = {word: words for words in members if get_origin(words) is Literal for word in get_args(words)}
 
     def member_of(self, value: Any) -> Any:
-        """The one of the members that a value is to be read as.
+        """The member that a value belongs to.
 
         Raises:
-            PydanticCustomError: it is none of them.
+            PydanticCustomError: the value belongs to no member.
         """
         if not isinstance(value, dict):
             return self._text_of(value)
@@ -182,7 +188,11 @@ class TypeChoice:
         return model
 
     def _text_of(self, value: Any) -> Any:
-        """The texts of which a value is one."""
+        """The literal that a text belongs to.
+
+        Raises:
+            PydanticCustomError: the value is no text, or belongs to no literal.
+        """
         if isinstance(value, str) and value in self._words:
             return self._words[value]
         if isinstance(value, str) and value in self._served:
@@ -192,7 +202,7 @@ class TypeChoice:
         raise mistake("model_type", "")
 
     def branch_of(self, value: Any) -> str:
-        """The step by which pydantic tells the member that a value is to be read as, or has been."""
+        """The name, in pydantic's locations, of the member that a value belongs to, or that it is an instance of."""
         return _branch(type(value) if isinstance(value, RequestModel) else self.member_of(value))
 
 
@@ -201,12 +211,12 @@ def _branch(member: Any) -> str:
 
 
 def by_type(what: str) -> GetPydanticSchema:
-    """Read a part by its `type` as one of the members of its annotation, see `TypeChoice`.
+    """Annotation: validate a value as the member of a union that its `type` selects, see `TypeChoice`.
 
-    What another API has read already stays as it is.
+    Instances of `RequestModel`, which another API has validated already, stay as they are.
 
     Args:
-        what: what errors call the part.
+        what: the name of the part in errors.
     """
 
     def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -219,7 +229,7 @@ def by_type(what: str) -> GetPydanticSchema:
         def read(part: Any, check: ValidatorFunctionWrapHandler) -> Any:
             if isinstance(part, RequestModel):
                 return part
-            choice.member_of(part)  # what is none of them is told before pydantic's union would tell it
+            choice.member_of(part)  # raises our error before pydantic's union raises its own
             return check(part)
 
         return handler(Annotated[annotation, WrapValidator(read)])
@@ -228,12 +238,12 @@ def by_type(what: str) -> GetPydanticSchema:
 
 
 def _any_of(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-    """A union as JSON schema: a part may fit the model of any `type` too, which `oneOf` would forbid."""
+    """JSON schema of a union with `anyOf`: a part may also fit the model of any `type`, which `oneOf` forbids."""
     return {"anyOf" if keyword == "oneOf" else keyword: value for keyword, value in handler(schema).items()}
 
 
 def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]) -> GetPydanticSchema:
-    """Let text stand for a list, by default for one with a part of text."""
+    """Annotation: accept text in place of a list; by default, it becomes a list with one part of text."""
 
     def read(given: Any) -> Any:
         if isinstance(given, str | list):
@@ -259,9 +269,9 @@ class ConversationTurn(RequestModel):
 
 
 def fields_of(part: str) -> type[RequestModel]:
-    """A model with those fields of a part of a request that change no text, or are refused, by the table.
+    """A base model with the fields of a part of a request that `FIELDS` lists as without effect or refused.
 
-    A reply's `Warning` header names the former where a request has them.
+    If a request has fields without effect, the reply's `Warning` header names them.
     """
     model_fields: dict[str, Any] = {}
     for name, entry in FIELDS[part].items():
@@ -276,23 +286,23 @@ def fields_of(part: str) -> type[RequestModel]:
 
 
 def _check_refused(entry: Refused, value: object) -> object:
-    """Refuse a value that asks for something."""
+    """Refuse a value unless it requests nothing."""
     if (entry.empty and value in ([], {})) or entry.accepts(value):
         return value
     raise mistake(entry.code, f"this is not served; {entry.advice}")
 
 
 def entry_of(field: FieldInfo) -> NoEffect | Refused | None:
-    """What the table says of a field."""
+    """The entry of a field in `FIELDS`; None if it has none."""
     return next((mark for mark in field.metadata if isinstance(mark, NoEffect | Refused)), None)
 
 
 MAX_NESTING = 100
-"""Levels of a JSON object; what a reply repeats must be written as well as read, which pydantic does for 255."""
+"""The most levels of a JSON object: a reply may repeat it, and pydantic writes only 255 levels."""
 
 
 def _check_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
+    """Refuse values that Python's parser accepts but JSON does not have, and objects that are nested too deeply."""
     level: list[Any] = [value]
     for _ in range(MAX_NESTING):
         containers = [container for container in level if isinstance(container, dict | list)]

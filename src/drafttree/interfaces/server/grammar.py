@@ -1,4 +1,4 @@
-"""The grammar that the texts of a request must follow, which begins where thinking has ended; and who makes it."""
+"""Grammars that the texts of a request must follow once thinking has ended, and the thread that compiles them."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from queue import PriorityQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import Histogram
 
@@ -33,18 +33,18 @@ from drafttree.interfaces.server.request import ChatRequest, FunctionName, Named
 logger = logging.getLogger("drafttree")
 Made = tuple[Grammar, bool]
 NICENESS = 5
-"""By how much less urgent the thread is than those that write texts."""
+"""Added to the niceness of the thread that compiles grammars, so that it does not slow down generation."""
 
 
 @dataclass(frozen=True)
 class WantedGrammar:
-    """A grammar as a request asks for it.
+    """A grammar that a request asks for.
 
     Attributes:
         text: an xgrammar structural tag, as JSON.
-        fields: the fields of the request that have it, of which errors name one.
-        otherwise: takes its place where it cannot be made.
-        unenforced: why the schemas of tools, of which the model is told, have no part in it; "" if they have.
+        fields: the fields of the request that the grammar comes from; errors name one of them.
+        otherwise: the grammar to use instead if this one cannot be compiled.
+        unenforced: why it leaves out the schemas of tools that the model is told about; "" if it does not.
     """
 
     text: str
@@ -53,10 +53,10 @@ class WantedGrammar:
     unenforced: str = ""
 
     def parse(self) -> Grammar:
-        """The grammar, which errors name by its kind where it is of one.
+        """Parse the grammar; errors name its kind, such as "JSON schema".
 
         Raises:
-            ConfigError: it is malformed, or a part of it would not be enforced.
+            ConfigError: the grammar is malformed, or a part of it would not be enforced.
         """
         match form := json.loads(self.text):
             case {"type": "regex", "pattern": pattern}:
@@ -68,14 +68,26 @@ class WantedGrammar:
         return grammar.structural_tag(form)
 
 
-class Grammars:
-    """Makes the grammars of a server's requests.
+class MadeOptions(NamedTuple):
+    """Options of a text with its finished grammar.
 
-    What one grammar may take is bounded by its length and by `drafttree.constraints`; the longest takes a second.
+    Attributes:
+        options: the options, with a `Grammar` in place of its `WantedGrammar`.
+        enforced: whether the text must follow the schemas of all its tools.
+    """
+
+    options: dict[str, Any]
+    enforced: bool
+
+
+class Grammars:
+    """Compiles the grammars of a server's requests, shortest first, in a thread.
+
+    `MAX_LENGTH` and the limits in `drafttree.constraints` bound the time for one grammar to about a second.
 
     Args:
         decoder: the decoder of the served model.
-        times: is told how many seconds each request waits for its grammar.
+        times: histogram of the seconds that requests wait for their grammar.
     """
 
     def __init__(self, decoder: Decoder, times: Histogram) -> None:
@@ -86,18 +98,16 @@ class Grammars:
         self._make = lru_cache(maxsize=64)(self._make_first)
         self._thread = threading.Thread(target=self._make_all, name="grammars", daemon=True)
 
-    async def made(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The options of a text with the grammar that they want, if any, in place of its `WantedGrammar`.
-
-        The second part says whether the schemas of all its tools are enforced.
+    async def made(self, options: Mapping[str, Any]) -> MadeOptions:
+        """Make the grammar that the options of a text ask for, if any.
 
         Raises:
-            ServerError: it is malformed, a part of it would not be enforced, nothing could end its text, or the
-                request's time is over (503).
+            ServerError: the grammar is malformed, a part of it would not be enforced, nothing could end its text, or
+                the request's time is over (503).
         """
         wanted_grammar = options.get("grammar")
         if not isinstance(wanted_grammar, WantedGrammar):
-            return {**options}, True
+            return MadeOptions({**options}, enforced=True)
         if options.get("ignore_eos"):
             raise ServerError(
                 400, "a grammar ends its text with an EOS token; leave out ignore_eos", param="ignore_eos"
@@ -112,14 +122,14 @@ class Grammars:
             async with asyncio.timeout(open_request.get().seconds_left):
                 with self._times.time(), blaming(*wanted_grammar.fields):
                     answer_grammar, enforced = await asyncio.wrap_future(grammar_future)
-                    return {**options, "grammar": answer_grammar}, enforced
+                    return MadeOptions({**options, "grammar": answer_grammar}, enforced)
         except TimeoutError:
             field = wanted_grammar.fields[0]
             message = f"the time of this request (--timeout) was over before {field} was read; try again later"
             raise ServerError(503, message, code="timeout", headers=AGAIN) from None
 
     def _make_all(self) -> None:
-        """Make what is wanted; what nobody waits for any more is left out."""
+        """Compile the waiting grammars for ever; those whose request was cancelled are skipped."""
         if sys.platform == "linux":  # where a thread has a niceness of its own
             thread_id = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
@@ -135,7 +145,11 @@ class Grammars:
                 grammar_future.set_exception(error)
 
     def _make_first(self, wanted: WantedGrammar, eos: tuple[int, ...]) -> Made:
-        """The grammar, or the one that takes its place, and whether the schemas of all its tools are enforced."""
+        """Compile a grammar, or its replacement if that fails; also return whether all tools' schemas are enforced.
+
+        Raises:
+            ConfigError: the grammar fails, and it has no replacement.
+        """
         if wanted.unenforced:
             logger.warning("the model is told of the schemas of tools, which are not enforced: %r", wanted.unenforced)
         try:
@@ -148,12 +162,12 @@ class Grammars:
         return parsed_grammar, not wanted.unenforced
 
     def _begin(self, made: Grammar, eos: tuple[int, ...]) -> None:
-        """Make the matcher that the states of all texts are copied from, which the first state does."""
+        """Create a first state, which makes the matcher that the states of all later texts are copied from."""
         made.new_state(self._decoder.tokenizer, self._decoder.target.vocab_size, eos)
 
 
 MAX_LENGTH = 32_768
-"""Characters of a grammar; the heaviest schema of so many takes a second."""
+"""The most characters of a grammar; a schema of this length takes a second at most."""
 OUTPUTS = "structured_outputs"
 ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -162,18 +176,18 @@ Format = dict[str, Any]
 
 
 def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> WantedGrammar | None:
-    """The grammar of the answers to a conversation, None for any text.
+    """The grammar of the answers to a conversation; None if any text will do.
 
-    Where nobody insists on calls or on schemas, and the schemas of tools are too many or cannot be enforced, tools take
-    any object: the model is told of their schemas, and calls are read without a grammar too.
+    If neither a call nor strict schemas are required, and the schemas of tools are too long or cannot be enforced, the
+    arguments of a call may be any JSON object: the model is still told the schemas.
 
     Args:
-        request: what the client asks for.
-        dialect: how the model writes thinking and calls.
+        request: the client's request.
+        dialect: how the model writes thinking and tool calls.
         thinks: whether an answer begins with thinking.
 
     Raises:
-        ServerError: it is too long, or must have calls that would not be read.
+        ServerError: the grammar is too long, or a call is required although this server reads none.
     """
     if request.must_call and dialect.calls is None:
         message = "tool_choice asks for a call, but this server reads none (--tool-parser none)"
@@ -206,13 +220,13 @@ def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
     """The grammar of vLLM's structured outputs.
 
     Raises:
-        ServerError: it is too long.
+        ServerError: the grammar is too long.
     """
     return WantedGrammar(json.dumps(_outputs_form(outputs, OUTPUTS)), (OUTPUTS,))
 
 
 def _outputs_form(outputs: StructuredOutputs, field: str) -> Format:
-    """The same as a part of a structural tag; errors name a field."""
+    """The part of a structural tag for structured outputs; errors name `field`."""
     if outputs.regex is not None:
         return {"type": "regex", "pattern": _short(outputs.regex, field)}
     if outputs.grammar is not None:
@@ -225,7 +239,7 @@ def _outputs_form(outputs: StructuredOutputs, field: str) -> Format:
 
 
 def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) -> Format:
-    """What lets a model think first."""
+    """A form that also accepts thinking before it, if the model thinks."""
     if thinking is None or thinks == "no":
         return form
     begin = "" if thinks == "begun" else thinking.begin
@@ -236,7 +250,14 @@ def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) ->
 
 
 def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enforced: bool) -> Format:
-    """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
+    """The form of an answer with tool calls; unless a call is required, text is allowed too.
+
+    Args:
+        request: the client's request.
+        said: the form of the text; None for any text.
+        dialect: how the model writes tool calls.
+        enforced: whether to enforce the schemas of all tools; those of strict tools are enforced in any case.
+    """
     assert dialect.calls
     form = dialect.calls
     tools = request.callable_tools
@@ -260,7 +281,14 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
 
 
 def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:
-    """The tag that calls of some tools conform to, whose parameters are alike; errors in them name a place."""
+    """The tag of calls of tools with the same parameters.
+
+    Args:
+        form: how the model writes a call.
+        names: names of the tools.
+        parameters: the schema of their arguments; None for tools without arguments.
+        place: the field of the request that errors in the schema name.
+    """
     schema = NO_ARGUMENTS if parameters is None else parameters | ANY_OBJECT
     style = {} if form.arguments == "json" else {"style": form.arguments}
     arguments = {"type": "json_schema", "json_schema": schema, "of": place, **style}
@@ -272,10 +300,10 @@ def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, pl
 
 
 def _short(part: Any, field: str) -> Any:
-    """A part of a request, unless it is too long.
+    """Return a part of a request as it is.
 
     Raises:
-        ServerError: it is.
+        ServerError: the part has more than `MAX_LENGTH` characters as JSON.
     """
     length = len(part if isinstance(part, str) else json.dumps(part))
     if length > MAX_LENGTH:

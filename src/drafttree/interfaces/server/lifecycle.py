@@ -1,4 +1,4 @@
-"""The life of a server and of its connections: it listens, serves, and lets running texts finish before it ends."""
+"""Life cycle of a server and its connections: it listens, serves, and lets running texts finish before it ends."""
 
 import asyncio
 import math
@@ -20,15 +20,15 @@ from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.serving import ServingContext
 
 LONG = 10.0
-"""Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
+"""Seconds of grace for which the next three times hold; with less grace they are shorter in proportion."""
 ENDING, LEAVING = 2.0, 1.0
-"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more."""
+"""Seconds before the end of the grace at which texts are cancelled, and at which the server stops waiting for them."""
 LAST_WORDS = 0.5
-"""Seconds that connections have to end once nothing is written any more."""
+"""Seconds that connections have to close after the last text."""
 AHEAD = 8 << 10
-"""Bytes that the system takes for each client ahead of what it reads; by itself it would take megabytes."""
+"""Size of each connection's send buffer, in bytes; the system's default would buffer megabytes for a slow client."""
 STUCK = 5
-"""Seconds that the rest may take; there is none, unless something does not end when it is told to."""
+"""The most seconds of uvicorn's own shutdown, which waits only if something does not end when it is told to."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,7 +36,7 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         app: an application of `create_app`, whose settings are the server's.
-        tell: is called with a line for the user about what happens.
+        tell: called with each line for the user.
     """
 
     def __init__(self, app: FastAPI, tell: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class DrainingServer(uvicorn.Server):
         self._begun = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Begin to drain at the first signal, and end at the second."""
         if not self._admission.draining:
             self._admission.draining = True
             self._begun = time.monotonic()
@@ -71,7 +71,7 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; asked several times a second."""
+        """Whether to end; uvicorn asks several times a second."""
         if self._admission.draining:
             if self._admission.busy and not self._told:
                 self._told = True
@@ -84,7 +84,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all connections, by force where they do not end soon by themselves."""
+        """Close all connections, by force if they do not close within `LAST_WORDS`."""
 
         def leave() -> None:
             for connection in tuple(self.server_state.connections):
@@ -95,10 +95,10 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; nobody is let in yet.
+    """A socket bound to an address; it does not accept connections yet.
 
     Raises:
-        ConfigError: the address is in use, or none of this machine.
+        ConfigError: the address is in use, or is not one of this machine's.
     """
     try:
         family, socket_type, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -117,11 +117,11 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
 
     Args:
         app: the application.
-        listener: the socket that `listen` has made.
-        tell: is called with a line for the user about what happens.
+        listener: a socket of `listen`.
+        tell: called with each line for the user.
 
     Raises:
-        ConfigError: another server has begun to listen at the address.
+        ConfigError: another server has begun to listen at the address meanwhile.
     """
     serving: ServingContext = app.state.serving
     host, port = listener.getsockname()[:2]
@@ -141,7 +141,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
 
 
 def address(host: str, port: int) -> str:
-    """The address of a server, as a browser takes it."""
+    """The URL of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -150,15 +150,15 @@ def _unavailable(host: str, port: int, error: OSError) -> ConfigError:
 
 
 ARRIVAL = 60.0
-"""Seconds in which a request must be there, its body included, from the first byte or the connection on."""
+"""Seconds in which a request must arrive with its body, from its first byte or the connection on."""
 UNREAD = 30.0
-"""Seconds after which a client that takes nothing of what was written for it is left."""
+"""Seconds without reading after which a client is disconnected."""
 
 
 class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
-    """Uvicorn's own, which waits for ever for a client that sends a part of a request, or that does not read.
+    """A connection with time limits; uvicorn's own waits for ever for a client that sends or reads nothing.
 
-    Nothing is kept for a client beyond what the system takes: until it reads, whoever writes for it waits.
+    It buffers nothing beyond the system's send buffer: a writer waits until the client reads.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -192,7 +192,7 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
                 timer.cancel()
 
     def _watch_arrival(self) -> None:
-        """Let the time run from the beginning of a request to its end."""
+        """Start the time limit when a request begins, and stop it when its body is complete."""
         cycle = self.cycle
         awaits_body = cycle is None or cycle.more_body or cycle.response_complete
         if awaits_body and not self._arriving:
@@ -202,7 +202,7 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
             self._arriving = None
 
     def _watch_reading(self, before: float) -> None:
-        """Leave a client that has read nothing since so many bytes were left; else look again later."""
+        """Disconnect a client that has read nothing since `before` bytes were unread; else look again later."""
         unread_bytes = self.transport.get_write_buffer_size()
         if unread_bytes < before:
             self._reading = self.loop.call_later(UNREAD, self._watch_reading, unread_bytes)

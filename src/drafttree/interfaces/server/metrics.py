@@ -1,6 +1,6 @@
-"""The metrics of a server: what its engine counts, as Prometheus reads it, and the times of the texts.
+"""Prometheus metrics of a server: the counts of its engine, and the times of texts.
 
-The names are vLLM's, under `drafttree:`.
+Names are those of vLLM with the prefix `drafttree:`.
 """
 
 import re
@@ -28,28 +28,28 @@ COUNTERS = {
     "drafter_failures": ("drafter_failures", "Rounds that went on without drafts, since the drafter failed."),
     "collapsed_texts": ("collapsed_texts", "Texts whose drafts became useless from some token on."),
 }
-"""By name: the attribute of `EngineMetrics`, and what it is."""
+"""By name: the attribute of `EngineMetrics`, and its description."""
 GAUGES = {
     "num_requests_running": ("running", "Requests that run."),
     "num_requests_waiting": ("waiting", "Requests that wait."),
     "predicted_gain": ("predicted_gain", "Speed of drafting over plain rounds, by costs and counted acceptance."),
     "measured_gain": ("measured_gain", "The same, as measured in recent rounds."),
 }
-"""Likewise; what is None is left out."""
+"""Likewise; a gauge whose value is None is left out."""
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 WHOLE_TEXT = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 """Upper ends of the buckets of the histograms, in seconds."""
 WRITTEN = ("stop", "length")
-"""The finish reasons of texts that were written to their end; the others are vLLM's "abort"."""
+"""Finish reasons of complete texts; all others are reported as "abort", as in vLLM."""
 
 
 class ServerMetrics:
     """The metrics of one server.
 
     Attributes:
-        registry: holds all metrics, for `generate_latest`.
-        grammar: the times that requests wait for their grammar.
+        registry: has all metrics, for `generate_latest`.
+        grammar: histogram of the seconds that requests wait for their grammar.
     """
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -72,7 +72,7 @@ class ServerMetrics:
         self._ended = partial(success_counter.labels, model_name)
 
     def watch(self, handle: Handle, begun: float) -> None:
-        """Measure a text that was asked for at a time of `time.perf_counter`."""
+        """Measure the times of a text that was requested at `begun`, a value of `time.perf_counter`."""
         last_time = begun
         seen_rounds = 0
         has_ended = False
@@ -100,7 +100,7 @@ class ServerMetrics:
 
 
 class EngineCollector(Collector):
-    """Reads an engine whenever the metrics are asked for; every metric has the given labels."""
+    """Collects the metrics of an engine at each request for them; all get the given labels."""
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
         self._engine = engine
@@ -154,5 +154,5 @@ class EngineCollector(Collector):
 
 
 def _kind(reason: str) -> str:
-    """A reason without its figures and details, so that there are few different ones."""
+    """A reason without figures and details, so that the label has few different values."""
     return re.sub(r"[0-9]+(\.[0-9]+)?", "N", reason.partition(":")[0])

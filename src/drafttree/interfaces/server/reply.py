@@ -1,7 +1,7 @@
-"""Replies whose texts are being written: whole, or as a stream of server-sent events.
+"""Replies of generated texts: whole, or as a stream of server-sent events.
 
-Each API has a writer, which makes the whole reply and the events of its stream of the same parts. They are what
-OpenAI's and Anthropic's packages for Python read, whose types judge them in the tests.
+Each API has a writer, which makes both the whole reply and the events of a stream. Tests validate them with the types
+of OpenAI's and Anthropic's Python packages.
 """
 
 import time
@@ -31,10 +31,10 @@ STREAMED: dict[int | str, Json] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-"""What a route's description has besides the type of its whole replies."""
+"""OpenAPI description of a route's replies, besides the type of whole replies."""
 
 MOST_NAMED = 20
-"""Fields, tools and parts of messages that a header names: longer ones are refused by proxies and clients."""
+"""The most names in a `Warning` header: proxies and clients refuse long headers."""
 
 
 class Described(BaseModel):
@@ -49,21 +49,21 @@ class Described(BaseModel):
 
 
 class Writer(Protocol):
-    """Writes the texts of a request as an API has them."""
+    """Writes the texts of a request in the form of an API."""
 
     done: bool
-    """Whether `[DONE]` ends a stream that has not failed."""
+    """Whether `[DONE]` ends a successful stream."""
 
     def begin(self) -> Iterable[Json]:
-        """What a stream begins with."""
+        """The first events of a stream."""
         ...
 
     def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
-        """What a chunk of the text at a place adds. An event is sent before the next one is asked for."""
+        """Yield the events for a chunk of the text with index `place`; each is sent before the next one is made."""
         ...
 
     def fail(self, error: ServerError) -> Json:
-        """The event that ends a stream that goes on no more."""
+        """The event that ends a failed stream."""
         ...
 
     @property
@@ -73,15 +73,15 @@ class Writer(Protocol):
 
 
 class Choice(Protocol):
-    """Writes one text of OpenAI's completions."""
+    """Writes one choice of OpenAI's completions."""
 
     def add(self, chunk: Chunk) -> Iterable[Json]:
-        """What a chunk adds."""
+        """The choices of the stream's chunks for a chunk of the text."""
         ...
 
     @property
     def whole(self) -> Json:
-        """The whole text."""
+        """The choice of the whole reply."""
         ...
 
 
@@ -89,11 +89,11 @@ class Completions:
     """Writes OpenAI's completions: a list of choices, or chunks with one choice each.
 
     Args:
-        request: what the client asks for.
-        serving: what the server runs.
+        request: the client's request.
+        serving: the served model.
         texts: the texts of the request.
-        choices: what writes each of them.
-        chat: whether they are answers, each of which begins with a chunk that says whose it is.
+        choices: the writer of each text.
+        chat: whether the request is a chat, in which each stream of an answer begins with a chunk that has the role.
     """
 
     done = True
@@ -145,18 +145,21 @@ class Completions:
 
 
 def reply_head(prefix: str, request: SamplingFields, serving: ServingContext) -> Json:
-    """What every reply has: an id, which begins with a prefix, the model, and whether its texts are lossless."""
+    """The fields of every reply: an id with a prefix, the model's name, and whether its texts are lossless."""
     model = request.model or serving.settings.model_name
     return {"id": f"{prefix}{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
 
 
 async def warning(request: RequestModel, serving: ServingContext, *, enforced: bool = True) -> dict[str, str]:
-    """The header that names the fields and tools without effect, and what the model is shown in another form.
+    """The `Warning` header, which names fields and tools without effect, and parts that the model is shown as text.
 
     Args:
-        request: what the client asks for.
-        serving: what the server runs.
-        enforced: whether calls conform to the schemas of all tools, which the header says otherwise.
+        request: the client's request.
+        serving: the served model.
+        enforced: whether tool calls must follow the schemas of all tools; if not, the header says so.
+
+    Returns:
+        The header; empty if there is nothing to name.
     """
     reads_thoughts = serving.dialect.thought_name is not None
 
@@ -171,14 +174,14 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:
-    """What a header says of names, if there are any: the first of them."""
+    """A note with the first `MOST_NAMED` of some names; no note without names."""
     names = sorted(set(names))
     remainder = [f"and {len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
     return [f"{what}: {', '.join([*names[:MOST_NAMED], *remainder])}"] * bool(names)
 
 
 async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer) -> Response:
-    """The response to a request, which may want a stream."""
+    """The response to a request: a stream if it asks for one, else the whole reply once all texts have ended."""
     headers = await warning(request, serving, enforced=texts.enforced)
     if request.stream:
         return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
@@ -190,12 +193,12 @@ async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, 
 
 
 def _as_json(found: Json) -> bytes:
-    """What is sent; a number of a call that has no place in a float is null, since JSON has no infinity."""
+    """JSON of a reply; infinite numbers, such as overflows in arguments of a call, become null."""
     return to_json(found, inf_nan_mode="null")
 
 
 async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]]:
-    """The events of a stream; those that have a type are named by it, and an error after the first one is the last."""
+    """The events of a stream, named by their types if they have one; after an error, the stream ends."""
 
     def event(found: Json) -> dict[str, str]:
         return ({"event": found["type"]} if "type" in found else {}) | {"data": _as_json(found).decode()}

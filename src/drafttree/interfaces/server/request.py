@@ -1,6 +1,6 @@
-"""A chat request: the messages of a conversation, the tools that may be called in it, and how it is to be answered.
+"""The request of a chat: messages, tools, and options of the answer.
 
-The requests of other APIs become one of these, by `ChatRequest.of`.
+Requests of other APIs are converted to it by `ChatRequest.of`.
 """
 
 import json
@@ -45,7 +45,7 @@ ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,04
 
 
 def shown_name(name: str) -> str:
-    """A name of the client's as headers, logs and prompts may have it."""
+    """A client's name in a form that is safe in headers, logs and prompts: short, ASCII, without quotes."""
     return ascii(name[:LONGEST_NAME])[1:-1].replace('"', "'")
 
 
@@ -56,7 +56,7 @@ class OtherForm(RequestModel):
 
     @property
     def shown(self) -> str:
-        """Its type as headers and prompts may have it."""
+        """Its type, safe in headers and prompts."""
         return shown_name(self.type)
 
 
@@ -72,7 +72,7 @@ class Unserved(OtherForm):
 
     @property
     def text(self) -> str:
-        """What stands for it."""
+        """The text that the model is shown instead."""
         medium = self.shown.removeprefix("input_").removesuffix("_url")
         if medium in MEDIA:
             return f"[{medium} omitted: this server reads text only]"
@@ -80,7 +80,7 @@ class Unserved(OtherForm):
 
 
 def shown_otherwise(part: object) -> Iterator[str]:
-    """The types of those parts of a request that the model is shown in another form."""
+    """Yield the types of the parts of a request that the model is shown in another form."""
     if isinstance(part, OtherForm):
         yield part.shown
     members = part.__dict__.values() if isinstance(part, RequestModel) else part if isinstance(part, list) else ()
@@ -89,7 +89,17 @@ def shown_otherwise(part: object) -> Iterator[str]:
 
 
 def refuse_unserved(parts: Sequence[RequestModel] | None, what: str, served: str, *place: str | int) -> None:
-    """Refuse parts of a kind that is not served in what the reply is to answer."""
+    """Refuse unsupported parts in the message that the reply answers.
+
+    Args:
+        parts: the parts of the message.
+        what: the name of a part in the error.
+        served: the supported parts, for the error.
+        *place: the place of the parts in the request.
+
+    Raises:
+        PydanticCustomError: a part is not supported.
+    """
     for index, content_part in enumerate(parts or ()):
         if isinstance(content_part, Unserved):
             message = f"{what} of type {content_part.type[:LONGEST_NAME]!r} is not served; give {served}"
@@ -116,13 +126,14 @@ class Refusal(RequestModel):
 
 
 NO_OBJECT = "INVALID_JSON"
-"""The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
+"""Key of arguments that are no JSON object, as Anthropic advises for calls that were cut off."""
 
 
 def as_object_text(arguments: Any) -> Any:
-    """The arguments of a call as a JSON object, as chat templates want them: the client's own text where it is one.
+    """Convert the arguments of a call to the text of a JSON object, which chat templates need.
 
-    What is neither text nor null is left as it is.
+    The text of an object stays as it is. Null, "null" and blank text become an empty object, and other text an object
+    with the key `NO_OBJECT`. Values of other types are returned unchanged.
     """
     if not isinstance(arguments, str | None):
         return arguments
@@ -242,7 +253,7 @@ ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_./-]{{1,{MAX_NAME}}}$")]
 
 
 MAX_STEPS = 1000
-"""How often parts of a schema are looked at to see whether it allows objects; a request may have 512 tools."""
+"""The most steps of the check whether a tool's schema allows objects; a request may have 512 tools."""
 
 
 def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
@@ -265,7 +276,7 @@ def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
 
 
 Parameters = Annotated[Schema, AfterValidator(_check_object)]
-"""The schema of a function's arguments, behind the function's `name` and `strict`."""
+"""The schema of a function's arguments; its field must follow `name` and `strict`, which the validation reads."""
 
 
 class FunctionDefinition(RequestModel):
@@ -294,7 +305,7 @@ class LeftOut(RequestModel):
 
     @property
     def shown(self) -> str:
-        """Its name as headers and logs may have it."""
+        """Its name, safe in headers and logs."""
         return shown_name(self.name or self.type)
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
@@ -302,7 +313,7 @@ class LeftOut(RequestModel):
 
 
 PlacedTool = tuple[str, FunctionDefinition | LeftOut]
-"""A tool behind its place in the client's request."""
+"""A tool, after its place in the client's request."""
 AnyTool = TypeVar("AnyTool")
 ToolList = Annotated[ListOf[AnyTool], Field(max_length=MAX_TOOLS)]
 AtLeastOne = Annotated[ListOf[AnyTool], Field(min_length=1)]
@@ -342,7 +353,7 @@ class AllowedToolsChoice(RequestModel):
 
 
 Mode = Literal["none", "auto", "required"]
-"""Which tools may or must be called, here and in /v1/responses."""
+"""Whether tools may or must be called, here and in /v1/responses."""
 
 
 class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
@@ -373,7 +384,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     _functions: Mapping[str, FunctionDefinition] = PrivateAttr()
 
     def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:
-        """Keep the API that was called, and the functions of the tools by their places in its request."""
+        """Store the API that was called, and the functions of the tools by their places in its request."""
         tools = self.tools or ()
         self._api, paths = context or ("chat", ())
         placed_tools = zip(paths or (f"tools.{index}.function" for index in range(len(tools))), tools, strict=True)
@@ -381,16 +392,16 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @classmethod
     def of(cls, given: RequestModel, api: str, placed: Sequence[PlacedTool], **own: Any) -> Self:
-        """The chat that a request of another API asks for.
+        """Convert a request of another API to a chat.
 
         Args:
-            given: the request; the fields that all requests for texts have are the chat's.
-            api: the API by its name in `FIELDS` and `NAMES`.
-            placed: its tools.
-            **own: the other fields of the chat, as clients give them or as that API has read them.
+            given: the request, whose `SamplingFields` are copied.
+            api: name of the API in `FIELDS` and `NAMES`.
+            placed: the tools.
+            **own: the other fields of the chat, as a client would send them or already validated.
 
         Raises:
-            ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
+            ServerError: the chat would be invalid; the error uses the API's names of fields.
         """
         sampling_fields = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
         tools = [tool if isinstance(tool, LeftOut) else Tool(type="function", function=tool) for _, tool in placed]
@@ -403,8 +414,8 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @model_validator(mode="after")
     def _check_asked(self) -> Self:
-        """Refuse what is not served in the last message, unless it is beside what a tool has returned."""
-        if self._api != "chat":  # it has told of this with its own places
+        """Refuse unsupported parts in the user's last message, unless it follows the result of a tool."""
+        if self._api != "chat":  # which has checked this itself
             return self
         message_index = len(self.messages) - 1
         if message_index > 0 and self.messages[message_index].role == "assistant":  # the answer continues it
@@ -454,7 +465,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @property
     def _chosen(self) -> tuple[str, list[str] | None]:
-        """Whether tools may or must be called, and the names of those, None for all."""
+        """Whether tools may or must be called, and the names of these tools; None for all."""
         match self.tool_choice:
             case NamedTool(name=name) | FunctionName(name=name):  # of a chat, and of another API
                 return "required", [name]
@@ -470,12 +481,12 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @property
     def told_tools(self) -> list[Tool]:
-        """The tools that the model is told of."""
+        """The tools that the prompt describes."""
         return [] if self.tool_choice == "none" else [tool for tool in self.tools or () if isinstance(tool, Tool)]
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The names of the others."""
+        """The names of the tools that the server cannot run."""
         return tuple(tool.shown for tool in self.tools or () if isinstance(tool, LeftOut))
 
     @property
@@ -490,7 +501,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @property
     def said_form(self) -> StructuredOutputs | None:
-        """The form of what is said, None for any text."""
+        """The form of the answer's text; None for any text."""
         match self.response_format:
             case None | PlainFormat(type="text"):
                 return self.structured_outputs
@@ -501,15 +512,15 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
 
     @property
     def has_form(self) -> bool:
-        """Whether a whole answer must have a form: a schema, a grammar, or a call."""
+        """Whether the whole answer must have a form: a schema, a grammar, or a tool call."""
         return self.must_call or self.said_form is not None
 
     @property
     def limit(self) -> int | None:
-        """Tokens of an answer at most, None where the request does not say."""
+        """The most tokens of an answer; None if the request has no limit."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def wanted_logprobs(self) -> bool | int | None:
-        """The engine's option."""
+        """The value of the engine's option `logprobs`."""
         return (self.top_logprobs or True) if self.logprobs else None

@@ -1,4 +1,4 @@
-"""The id of a request, which its reply carries, and a line about each request that was answered."""
+"""Gives each request an id, which its reply carries, and logs a line per request."""
 
 import logging
 import re
@@ -13,17 +13,18 @@ from drafttree.interfaces.server.errors import as_server_error, is_anthropic, re
 
 logger = logging.getLogger("drafttree.access")
 ID = re.compile(r"[!-~]{1,128}")
-"""What is taken as a request's id: it is written to a log as it is."""
+"""Ids of clients that are accepted: printable ASCII, because they are logged unchanged."""
 LEFT = 499
-"""The status, as nginx has it, of a request whose client has gone before an answer began."""
+"""Status of a request whose client disconnected before the answer began, as in nginx."""
 
 
 class RequestLog:
-    """Gives every request an id, the client's own `x-request-id` or a new one, and logs its end if that is wanted.
+    """Outermost middleware: gives every request an id, the client's `x-request-id` or a new one, and logs its end.
 
-    It stands in front of all else, and so it also answers what nothing else has caught.
+    It also answers exceptions that nothing else has handled.
 
     Args:
+        app: the application.
         lines: whether to log a line for each request, without its query, which may have secrets.
     """
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen, and where a text ends: the fields of all requests for texts, and the engine's options."""
+"""Fields of all requests for texts, on sampling and on the end of texts, and their conversion to engine options."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from drafttree.interfaces.server.fields import (
 )
 
 DEFAULT_LIMIT = 2048
-"""Tokens of an answer at most where neither the request nor the model says."""
+"""The most tokens of a text if neither the request nor the model's generation config has a limit."""
 SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -115,7 +115,7 @@ class SamplingFields(fields_of("server")):
         return ()
 
     def called(self, field: str) -> str:
-        """A field of a chat by its name in the API that was called."""
+        """The name of a chat's field in the API that was called."""
         return NAMES.get(field, {}).get(self._api, field)
 
     def clamps(self, field: str) -> bool:
@@ -146,13 +146,13 @@ class SeveralTexts(SamplingFields):
 
 
 def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
-    """The options of a prompt's texts, all but their seeds and their grammar.
+    """The engine's options for the texts of a prompt, except their seeds and their grammar.
 
     Args:
-        request: what the client asks for.
+        request: the client's request.
         decoder: the decoder of the served model.
-        prompt_length: tokens of the prompt.
-        wanted: tokens of a text at most, None where the request does not say.
+        prompt_length: the number of tokens of the prompt.
+        wanted: the request's limit of new tokens; None for none.
 
     Raises:
         ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
@@ -183,17 +183,19 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
 
 
 def seeds(request: SeveralTexts) -> list[int | None]:
-    """The seed of each of a prompt's texts: they differ, and the first one's is the request's."""
+    """The seeds of a prompt's texts: the request's seed and those after it; None for each if it has none."""
     if request.seed is None:
         return [None] * request.choices
     return [(request.seed + choice + INT64) % (2 * INT64) - INT64 for choice in range(request.choices)]
 
 
 def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
-    """Tokens of a text at most, by default as many as the context has room for, up to the model's own or 2,048.
+    """The most new tokens of a text.
+
+    The default is the limit of the model's generation config, or `DEFAULT_LIMIT`, as far as the context has room.
 
     Raises:
-        ServerError: prompt and text would not fit into the model's context.
+        ServerError: prompt and text do not fit into the model's context.
     """
     context = decoder.target.context
     room = None if context is None else context - prompt_length
@@ -214,10 +216,10 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
 
 
 def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
-    """Refuse token ids that the model does not have.
+    """Refuse token ids outside the vocabulary.
 
     Raises:
-        ServerError: names the field and the first of them.
+        ServerError: there is one; it names the field and the first of them.
     """
     vocab = decoder.target.vocab_size
     if wrong_token := next((token for token in tokens if token >= vocab), None):

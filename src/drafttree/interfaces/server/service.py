@@ -1,4 +1,4 @@
-"""What is served besides texts: the models, tokens as vLLM has them, health, and metrics for Prometheus."""
+"""Routes besides texts: models, tokens in vLLM's form, health, and metrics for Prometheus."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ async def refuse_embeddings() -> None:
 
 
 def _card(name: str, serving: ServingContext) -> dict[str, Any]:
-    """The model by one of its names; the length of its context has vLLM's name."""
+    """The model's entry under one of its names; its context has vLLM's name."""
     card = {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
     return card | {"max_model_len": serving.decoder.target.context}
 
@@ -166,7 +166,7 @@ def _tokenizer(serving: ServingContext) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ServerError: it has none.
+        ServerError: the model has no tokenizer.
     """
     if serving.decoder.tokenizer is None:
         raise ServerError(400, "the served model has no tokenizer; it takes and gives token ids")

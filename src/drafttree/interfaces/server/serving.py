@@ -1,4 +1,4 @@
-"""A model that is served: its settings, and what routes share."""
+"""A served model: the settings of its server, and the objects that routes share."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,27 +32,27 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        model_name: the name by which requests call the model, and replies where a request gives none.
-        api_keys: the keys of which every request to `/v1` must carry one; none lets in everybody.
-        shares_prefixes: whether requests without key and `cache_salt` share the beginnings of their prompts.
-        max_texts_per_key: the number of texts of each key that may run or wait; None for no limit.
+        model_name: name of the model in requests, and in replies to requests without one.
+        api_keys: keys, one of which every request to `/v1` must carry; if empty, no request needs one.
+        shares_prefixes: whether requests without key and `cache_salt` share the KV rows of common prefixes.
+        max_texts_per_key: the most texts of each key that may run or wait; None for no limit.
         cors: origins whose pages may call the server from a browser.
-        max_batch: the number of requests that may run at once.
-        max_queue: the number of requests that may wait; one more is refused.
-        timeout: seconds from its arrival after which a request ends where it is; None for no end.
+        max_batch: the most texts that run at once.
+        max_queue: the most texts that wait; further ones are refused.
+        timeout: seconds after the arrival of a request at which its texts end as they are; None for no limit.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
-        max_body_bytes: the largest body of a request, in bytes; None for what the model's context needs.
-        grace: seconds from the signal that ends the server to its end.
+        max_body_bytes: the largest body of a request, in bytes; None for as much as the model's context needs.
+        grace: the most seconds from the first SIGTERM to the end of the server.
         access_log: whether to log a line for each request.
-        trusted_proxies: addresses and networks of the proxies that may say whose requests they hand on; "*" for any.
-        keep_alive: seconds that a connection without a request is kept.
-        allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
-        other_names: further names by which requests may call the model.
-        tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
-        reasoning_parser: likewise, the marks of thinking.
-        sanitize_control_tokens: whether control tokens in messages and tools are text.
-        audit: whether to look for evidence against the target's law in texts that are drawn.
+        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For counts; "*" for any.
+        keep_alive: seconds that a connection without a request is kept open.
+        allowed_hosts: host names, without port, that requests may use; "*" for any.
+        other_names: further names of the model in requests.
+        tool_parser: name of the format of tool calls; "auto" to detect it from the chat template, "none" to read none.
+        reasoning_parser: likewise, for the marks of thinking.
+        sanitize_control_tokens: whether control tokens in messages and tools are read as text.
+        audit: whether to look for evidence that sampled texts do not follow the target's distribution.
     """
 
     model_name: str
@@ -79,15 +79,15 @@ class ServerSettings:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names of the model, which `/v1/models` lists."""
+        """All names of the model, as `/v1/models` lists them."""
         return self.model_name, *self.other_names
 
 
 def check_defaults(decoder: Decoder) -> None:
-    """Refuse to serve a model whose generation config no request could run with, since it cannot override that.
+    """Refuse a model whose generation config has values that no request can run with or override.
 
     Raises:
-        ConfigError: names the values and the file.
+        ConfigError: there is such a value; the message names it and the file.
     """
     overrides = dict.fromkeys((*SAME_NAMES, "top_k", "min_new_tokens", "sequence_bias")) | {"temperature": 0.0}
     target = decoder.target
@@ -108,21 +108,21 @@ def check_defaults(decoder: Decoder) -> None:
 
 
 class ServingContext:
-    """A model that is served; its engine begins with it.
+    """A served model with its running engine.
 
     Attributes:
         engine: writes the texts.
-        drafting: writes those of the playground; None without a drafter.
-        metrics: counts the texts and takes their times.
-        admission: lets requests into the engine.
-        grammars: makes the grammars of requests.
-        dialect: how the model writes thinking and calls of tools.
-        control_tokens: keeps those that requests bring text; None where they are tokens.
-        bodies: reads what requests send.
+        drafting: writes the texts of the playground; None without a drafter.
+        metrics: counts and times of the texts.
+        admission: submits texts to the engine within the server's limits.
+        grammars: compiles the grammars of requests.
+        dialect: how the model writes thinking and tool calls.
+        control_tokens: has control tokens in requests read as text; None if they are read as tokens.
+        bodies: reads the bodies of requests.
 
     Raises:
-        ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
-        InputError: control tokens are to be text, and the tokenizer cannot keep them so.
+        ConfigError: the settings name an unknown parser, or no request could run with the model's generation config.
+        InputError: control tokens are to be read as text, but the tokenizer cannot do so.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
@@ -158,10 +158,10 @@ class ServingContext:
         self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model than the served one.
+        """Refuse a request for another model.
 
         Raises:
-            ServerError: has both names.
+            ServerError: `name` is not one of the model's names (404).
         """
         if name is not None and name not in self.settings.model_names:
             served_names = " or ".join(map(repr, self.settings.model_names))
@@ -174,4 +174,4 @@ def _find(request: Request) -> ServingContext:
 
 
 Serving = Annotated[ServingContext, Depends(_find)]
-"""A parameter of a route."""
+"""Annotation of a route's parameter that gets the `ServingContext`."""

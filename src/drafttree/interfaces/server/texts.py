@@ -1,11 +1,10 @@
-"""The texts of one request: submitted together, read as they grow and in their parts, and counted."""
+"""The texts of one request: submitted together, read as they grow, split into parts, and counted."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 from drafttree.constraints.grammar import token_bytes
@@ -20,13 +19,13 @@ from drafttree.interfaces.server.serving import ServingContext
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON does not know; vLLM's number."""
+"""Stands for minus infinity, which JSON does not have; the same number as in vLLM."""
 ALL_SAID = partial(AnswerReader, None, None)
-"""Makes the reader of a text that has neither thinking nor calls."""
+"""Makes the reader of a text without thinking and tool calls."""
 
 
 class TokenNames:
-    """The tokens of a vocabulary by name: their text, or their bytes where these are a part of a character."""
+    """The names of a vocabulary's tokens: their text, or their bytes where these are only part of a character."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._pieces = token_bytes(decoder.tokenizer, decoder.target.vocab_size)
@@ -34,12 +33,12 @@ class TokenNames:
     def scores(
         self, tokens: Sequence[int], logprobs: Sequence[float | None], top: Sequence[Mapping[int, float]]
     ) -> list[Json]:
-        """Tokens with their log-probabilities and the likeliest ones at their places, as chats have them.
+        """The log-probabilities of tokens and of the likeliest tokens in their places, in the form of chat replies.
 
         Args:
             tokens: token ids.
-            logprobs: of each, None where nothing stands before it.
-            top: for each, the likeliest tokens and their log-probabilities; empty where none are wanted.
+            logprobs: the log-probability of each token; None for the first token of a prompt.
+            top: for each token, the likeliest tokens and their log-probabilities; empty if none are wanted.
         """
         return [
             {
@@ -50,7 +49,7 @@ class TokenNames:
         ]
 
     def _score(self, token: int, logprob: float | None) -> Json:
-        """A token with its log-probability; bytes that are no text are `bytes:\\xe2\\x82`, as in OpenAI's API."""
+        """A token with its log-probability; bytes that are no text become `bytes:\\xe2\\x82`, as in OpenAI's API."""
         piece = self._pieces[token]
         try:
             name = piece.decode()
@@ -61,31 +60,35 @@ class TokenNames:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an answer, and why it ends: "stop", also where a call was cut short, "length" or "tool_calls"."""
+    """The end of an answer.
+
+    Attributes:
+        reason: "stop", also where a tool call was cut short, "length" or "tool_calls".
+    """
 
     reason: str
 
 
 class Text:
-    """A text as the engine writes it, and which of its tokens an API has told.
+    """A text as the engine writes it, and how many of its tokens were sent to the client.
 
-    A token is told with the last of its characters, so what may still turn out to be a stop string shows in no
-    log-probability either. A stop string's own tokens and EOS are no part of the text.
+    The log-probability of a token is sent with its last character, so it cannot reveal characters that may still turn
+    out to be a stop string. The tokens of a stop string and EOS are not part of the text.
 
     Args:
-        prompt: token ids of what stands before it.
+        prompt: token ids of the prompt.
         handle: the text in the engine.
-        names: the tokens by name, None where no log-probabilities are wanted.
-        reader: tells thinking and calls of tools from what is said.
+        names: names of tokens; None if no log-probabilities are wanted.
+        reader: tells thinking and tool calls from the rest.
 
     Attributes:
         prompt: as given.
         handle: as given.
         names: as given.
-        generated: its tokens so far.
-        accepted: those of them that were drafted.
-        origins: per character, the place in the text of the token that completed it.
-        told: the number of tokens that were told.
+        generated: the number of tokens so far.
+        accepted: the number of them that were drafted.
+        origins: per character, the index in the text of the token that completed it.
+        told: the number of tokens whose log-probabilities were sent.
     """
 
     def __init__(self, prompt: list[int], handle: Handle, names: TokenNames | None, reader: AnswerReader) -> None:
@@ -99,10 +102,10 @@ class Text:
         self._rounds = self._drafted = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Take what a round has added.
+        """Count the tokens of a chunk, and keep their log-probabilities.
 
         Raises:
-            ServerError: the text ended before its end.
+            ServerError: the text was ended early, for example by a shutdown.
         """
         if chunk.finish_reason == SHUTTING_DOWN:
             raise shutting_down()
@@ -115,9 +118,9 @@ class Text:
             self._scores += self.names.scores(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
 
     def parts(self, chunk: Chunk) -> Iterator[tuple[Part | Ended | None, list[Json]]]:
-        """The parts of an answer that a chunk adds, each with the log-probabilities of tokens that were not told.
+        """The parts of an answer that a chunk adds, each with log-probabilities that were not sent before.
 
-        What is said has those of its own tokens. None stands for tokens beside it: of marks, thinking and calls.
+        A `Said` has those of its own tokens. None stands for other tokens: of marks, thinking and tool calls.
         """
         reason = chunk.finish_reason
         for answer_part in self._reader.read(chunk.text, final=reason is not None):
@@ -135,18 +138,18 @@ class Text:
             yield Ended("tool_calls" if has_calls else reason), []
 
     def tell(self, tokens: int) -> list[Json]:
-        """The log-probabilities of those of the first tokens that were not told, if any are wanted."""
+        """Mark the first `tokens` tokens as sent; return the log-probabilities of those that were not sent before."""
         scores = [self._scores.popleft() for _ in range(min(tokens - self.told, len(self._scores)))]
         self.told += len(scores)
         return scores
 
     def known_tokens(self, finish_reason: str | None) -> int:
-        """The number of tokens that its text so far is made of, by why it has ended."""
+        """The number of tokens that the text so far consists of; if it ended with "length", all generated tokens."""
         return self.generated if finish_reason == "length" else self._tokens_before(len(self.origins))
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens that are thinking, the marks around it included."""
+        """The number of tokens of thinking, the marks around it included."""
         return sum(
             (self.generated if end is None else self._tokens_before(end)) - self._tokens_before(begin)
             for begin, end in self._reader.thoughts
@@ -154,28 +157,28 @@ class Text:
 
     @property
     def drafted(self) -> int:
-        """The drafted tokens of all rounds so far; counting them again takes no longer for a longer text."""
+        """The number of drafted tokens of all rounds so far; each call counts only the rounds since the last one."""
         new_rounds = self.handle.metrics.rounds[self._rounds :]
         self._rounds += len(new_rounds)
         self._drafted += sum(turn.nodes - 1 for turn in new_rounds)
         return self._drafted
 
     def _tokens_before(self, character: int) -> int:
-        """The number of tokens that the text before a character is made of."""
+        """The number of tokens that the text before a character consists of."""
         return self.origins[character - 1] + 1 if character else 0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The tokens of a request.
+    """Numbers of tokens of a request.
 
     Attributes:
         prompt: tokens of the prompts.
-        cached: those of them that an earlier text had left there.
+        cached: prompt tokens whose rows were in the KV cache already.
         generated: tokens of all texts, EOS tokens included.
-        accepted: drafted tokens that became a part of them.
+        accepted: drafted tokens that became part of a text.
         rejected: drafted tokens that did not.
-        reasoning: tokens that are thinking.
+        reasoning: tokens of thinking.
     """
 
     prompt: int
@@ -187,7 +190,7 @@ class Usage:
 
     @property
     def openai(self) -> Json:
-        """As OpenAI's completions have it."""
+        """The `usage` object of OpenAI's completions."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
@@ -206,9 +209,9 @@ class Texts:
 
     Args:
         prompts: token ids of each prompt.
-        texts: as many for each prompt, those of the first prompt first.
-        wanted: False where the reply has no text, only what is known of the prompts.
-        enforced: whether calls conform to the schemas of all tools.
+        texts: the texts, the same number for each prompt, those of the first prompt first.
+        wanted: False if the reply has no text, only figures of the prompts.
+        enforced: whether tool calls must follow the schemas of all tools.
 
     Attributes:
         all: the texts.
@@ -235,45 +238,45 @@ class Texts:
         wanted: bool = True,
         **more: Any,
     ) -> "Texts":
-        """Submit all texts of a request, or none of them: for each prompt, with its options, one for each seed.
-
-        What is not told here is as for `Admission.submit`.
+        """Submit all texts of a request, or none of them: for each prompt, one per seed.
 
         Args:
-            request: what the client asks for.
-            serving: what the server runs.
+            request: the client's request.
+            serving: the served model.
             prompts: token ids of each prompt.
-            options: for each prompt, those of its texts, all but their seeds.
-            reader: makes what tells thinking and calls of tools from what a text says.
+            options: for each prompt, the options of its texts, without seeds.
+            reader: makes a text's reader, which tells thinking and tool calls from the rest.
             wanted: as for `Texts`.
+            **more: options of all texts, as for `Admission.submit`.
 
         Raises:
-            ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.made`.
+            ServerError: the server's queue is full, or too short for all texts, or as for `Grammars.made`.
             DraftTreeError: as for `Engine.submit`.
         """
-        texts: list[Text] = []
-        group = object()  # however many they are, they take turns with other requests' texts
-        count = len(prompts) * request.choices
-        if count > (text_limit := serving.admission.most_texts):
-            message = f"{count} texts are more than the server takes at once, {text_limit}"
-            raise ServerError(400, message, param="n" if request.choices > 1 else "prompt")
+        _check_count(request, len(prompts), serving.admission.most_texts)
         async with serving.admission.preparing():
             made_options = [await serving.grammars.made(prompt_options) for prompt_options in options]
         names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None
+        # as one group, however many texts there are, they take turns with those of other requests
+        shared_options = more | {"group": object(), "cache_salt": request.cache_salt}
+        texts = list[Text]()
         try:
-            for (prompt, (text_options, _)), seed in product(zip(prompts, made_options, strict=True), seeds(request)):
-                text_options = {**text_options, **more, "seed": seed, "group": group, "cache_salt": request.cache_salt}
-                texts.append(Text(prompt, await serving.admission.submit(prompt, **text_options), names, reader()))
+            for prompt, text_options in zip(prompts, made_options, strict=True):
+                for seed in seeds(request):
+                    handle = await serving.admission.submit(
+                        prompt, **{**text_options.options, **shared_options, "seed": seed}
+                    )
+                    texts.append(Text(prompt, handle, names, reader()))
         except BaseException:
             for text in texts:
                 text.handle.cancel()
             raise
-        return cls(prompts, texts, wanted=wanted, enforced=all(enforced for _, enforced in made_options))
+        return cls(prompts, texts, wanted=wanted, enforced=all(text_options.enforced for text_options in made_options))
 
     async def read(self) -> AsyncGenerator[tuple[int, Chunk]]:
-        """The chunks of all texts as they come, each with its place among the texts.
+        """The chunks of all texts as they come, each with the index of its text.
 
-        Leaving it early cancels all texts.
+        Closing the generator early cancels all texts.
         """
         news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
 
@@ -307,7 +310,7 @@ class Texts:
 
     @property
     def usage(self) -> Usage:
-        """The tokens so far."""
+        """The numbers of tokens so far."""
         texts_per_prompt = len(self.all) // len(self._prompts)
         of_prompts = [self.all[start : start + texts_per_prompt] for start in range(0, len(self.all), texts_per_prompt)]
         accepted = sum(text.accepted for text in self.all)
@@ -323,7 +326,7 @@ class Texts:
 
     @property
     def timings(self) -> Json:
-        """How fast they are so far, by llama-server's names; of several texts, the times are the longest one's."""
+        """Token counts, times and speeds so far, with llama-server's names; each time is the longest of any text."""
         usage = self.usage
         metrics = [text.handle.metrics for text in self.all]
         figures: Json = {"cache_n": usage.cached}
@@ -338,7 +341,19 @@ class Texts:
         return figures | ({"draft_n": drafted, "draft_n_accepted": usage.accepted} if drafted else {})
 
 
+def _check_count(request: SeveralTexts, prompt_count: int, text_limit: int) -> None:
+    """Refuse a request of more texts than the server ever takes at once.
+
+    Raises:
+        ServerError: there are more than `text_limit` texts; it names the field of the request that is to blame.
+    """
+    count = prompt_count * request.choices
+    if count > text_limit:
+        message = f"{count} texts are more than the server takes at once, {text_limit}"
+        raise ServerError(400, message, param="n" if request.choices > 1 else "prompt")
+
+
 def _not_read(texts: Sequence[Text]) -> int:
-    """Tokens of a prompt that none of its texts had to read: what one of them reads, the others take from it."""
+    """The tokens of a prompt that none of its texts had to read; what one text reads, the others take from it."""
     metrics = [text.handle.metrics for text in texts]
     return min((text_metrics.reused_tokens for text_metrics in metrics if text_metrics.rounds), default=0)

@@ -1,4 +1,4 @@
-"""JSON whose numbers stay as they were written: read as Python's, 1E400, -0 and 0.10 would become other texts."""
+"""JSON whose numbers keep their spelling: Python itself would write 1E400, -0 and 0.10 differently."""
 
 import json
 import re
@@ -11,19 +11,19 @@ from drafttree.interfaces.server.fields import MAX_NESTING, mistake
 
 
 class WrittenFloat(float):
-    """A number that Python writes in another way."""
+    """A number that Python would spell differently, with its original `text`."""
 
     text: str
 
 
 class WrittenInteger(int):
-    """The same, whole."""
+    """An integer that Python would spell differently, with its original `text`."""
 
     text: str
 
 
 def read_float(text: str) -> float:
-    """A number with a fraction or an exponent."""
+    """Parse a number with a fraction or an exponent, for `json.loads`."""
     if repr(float(text)) == text:
         return float(text)
     number = WrittenFloat(text)
@@ -32,10 +32,10 @@ def read_float(text: str) -> float:
 
 
 def read_integer(text: str) -> int:
-    """A whole number.
+    """Parse a whole number, for `json.loads`.
 
     Raises:
-        ValueError: it has more digits than Python reads.
+        ValueError: the number has more digits than Python reads.
     """
     if text != "-0":
         return int(text)
@@ -45,10 +45,10 @@ def read_integer(text: str) -> int:
 
 
 def write_json(value: Any, depth: int = 0) -> str:
-    """What was read by these, as JSON.
+    """Write a value that was parsed with `read_float` and `read_integer`, with the original spelling of numbers.
 
     Raises:
-        PydanticCustomError: it is nested too deeply, or holds what Python's parser takes and JSON does not know.
+        PydanticCustomError: the value is nested too deeply, or has numbers that JSON does not allow, such as NaN.
     """
     if depth >= MAX_NESTING:
         raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
@@ -68,20 +68,20 @@ def write_json(value: Any, depth: int = 0) -> str:
 
 
 NUMBER = f"7{secrets.randbelow(10**17):017}"
-"""Begins the numbers that stand for others. No client can guess it, so no other text has it."""
+"""Prefix of the numbers that stand for others. No client can guess it, so it occurs nowhere else."""
 AGAIN = "".join(chr(0x20000 + secrets.randbelow(0xA000)) for _ in range(6))
-"""Stands around what is added to a name that its object has had before: rare letters, which no template changes."""
+"""Encloses what is added to a repeated name of an object: rare letters, which no template changes."""
 NUMBERS, REPEATS = re.compile(rf"{NUMBER}(\d{{9}})"), re.compile(rf"{AGAIN}\d+{AGAIN}")
 
 
 class WrittenArguments:
-    """The arguments of calls as a chat template is given them, and as they are to stand in what it renders.
+    """Passes arguments of calls through a chat template without changing their spelling.
 
-    A template is given Python's objects. A number stands there for one that Python writes in another way, and something
-    is added to a name that comes again.
+    A template takes Python objects. In them, a placeholder stands for each number that Python would spell differently,
+    and repeated names of an object get a suffix; `restored` undoes both in the rendered text.
 
     Args:
-        kept: what is done to a name before that.
+        kept: applied to a repeated name before the suffix is added.
     """
 
     def __init__(self, kept: Callable[[str], str] = str) -> None:
@@ -89,12 +89,12 @@ class WrittenArguments:
         self._kept = kept
 
     def read(self, text: str) -> dict[str, Any]:
-        """Arguments that are a JSON object, for a template."""
+        """Parse arguments, a JSON object, for a template."""
         hooks = {"parse_int": self._integer, "parse_float": self._float, "parse_constant": self._stand_in}
         return json.loads(text, object_pairs_hook=self._with_repeats, **hooks)
 
     def restored(self, rendered: str) -> str:
-        """What a template has rendered, with the arguments as they were written."""
+        """Replace the placeholders in a rendered text, and remove the suffixes."""
         return NUMBERS.sub(lambda found: self._written[int(found[1])], REPEATS.sub("", rendered))
 
     def _stand_in(self, text: str) -> int:
@@ -109,7 +109,7 @@ class WrittenArguments:
         return float(text) if repr(float(text)) == text else self._stand_in(text)
 
     def _with_repeats(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        """A dictionary that has a name as often as an object does."""
+        """A dictionary of the members of an object, in which repeated names get a suffix."""
         values: dict[str, Any] = {}
         for name, value in pairs:
             values[f"{self._kept(name)}{AGAIN}{len(values)}{AGAIN}" if name in values else name] = value

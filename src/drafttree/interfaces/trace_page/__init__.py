@@ -1,1 +1,1 @@
-"""A trace as one HTML file that needs nothing else: style, script and data are in it."""
+"""A trace as a single HTML file, with its style, script and data."""

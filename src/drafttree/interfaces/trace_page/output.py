@@ -1,4 +1,4 @@
-"""Where a page goes, checked before a model runs; nothing heavy is imported for it."""
+"""Checks the file of a page before a model runs, without heavy imports."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from drafttree.core.errors import InputError
 
 
 def check_output(path: Path) -> None:
-    """Refuse a page that could not be written.
+    """Refuse a path at which a page cannot be written.
 
     Raises:
-        InputError: it names a folder, lies in none, or may not be written.
+        InputError: the path is a folder, its folder does not exist, or it is not writable.
     """
     if path.is_dir():
         raise InputError(f"--output {str(path)!r} is a folder; name a file in it, such as {str(path / 'trace.html')!r}")

@@ -1,4 +1,4 @@
-"""The page of a trace: its rounds as compact rows."""
+"""The page of a trace, with its rounds as compact rows."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def render(trace: Trace) -> str:
 
 
 def pack(trace: Trace) -> dict[str, Any]:
-    """A trace as short rows, which the script of the page reads by their places."""
+    """Pack a trace into compact rows, whose elements the page's script reads by position."""
     strings: dict[str, int] = {}
     rounds = [pack_round(turn, strings) for turn in trace.rounds]
     return {

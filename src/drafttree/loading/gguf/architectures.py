@@ -1,9 +1,9 @@
-"""The architectures of GGUF files: what their metadata is called in a config.json, and their tensors in a module.
+"""Maps the metadata of GGUF files to fields of a config.json, and their tensors to weights of transformers.
 
-llama.cpp writes some weights otherwise than transformers reads them. It turns neighbouring dimensions of a head
-together, where transformers turns one of its first half with one of its second, so the rows of queries and keys are
-interleaved; and it adds the 1 to the weights of Gemma's norms that transformers adds when it runs. Its converter,
-https://github.com/ggml-org/llama.cpp/tree/master/conversion, is the source of all that is said here.
+llama.cpp stores some weights differently. Its rotary embedding pairs neighbouring dimensions of a head, where
+transformers pairs one of the first half with one of the second, so the rows of queries and keys are interleaved. And it
+stores Gemma's norm weights with the 1 added that transformers adds at run time. The source of all this is llama.cpp's
+converter, https://github.com/ggml-org/llama.cpp/tree/master/conversion.
 """
 
 import math
@@ -21,7 +21,7 @@ from drafttree.loading.gguf.reader import COPY, PLAIN, GGUFFile
 from drafttree.models.quantization.blocks import FORMATS
 
 Settings = dict[str, Any]
-"""What a config.json says."""
+"""The contents of a config.json."""
 OF_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -41,9 +41,9 @@ EXPERTS = {
     "ffn_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-"""Weights of all experts, stacked; transformers joins gates and ups, gates first."""
+"""Stacked weights of all experts; transformers joins gate and up projections, gates first."""
 ROTARY_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that say how rotary frequencies are scaled; a config.json says so in numbers."""
+"""Tensors that hold scales of rotary frequencies, which a config.json gives as a few numbers."""
 COMMON = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -52,26 +52,26 @@ COMMON = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Keys that each file has, and their fields in a config.json."""
+"""Keys that every file has, and the fields of a config.json that they become."""
 WITHOUT_EFFECT = frozenset({"vocab_size", "attention.value_length", "rope.scaling.finetuned"})
-"""Keys that say what the tensors' shapes or other keys say too."""
+"""Keys that repeat what tensor shapes or other keys say."""
 LLAMA3_CONTEXT = 8192
-"""Tokens that the models were trained on whose frequencies are scaled as Llama 3.1's; files do not say."""
+"""Context, in tokens, that Llama 3.1's scaling of frequencies starts from; files do not give it."""
 REQUIRED = object()
-"""The default of a key that each file must have."""
+"""Stands for the default of a key that every file must have."""
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a family's models lie in GGUF files.
+    """How GGUF files store the models of a family.
 
     Attributes:
-        model_type: what a config.json calls the family.
-        tensors: transformers' names within a layer, by llama.cpp's.
-        describe: fields of the config.json beside those that all families have.
-        interleaved: the rows of queries and keys are interleaved.
-        norm_offset: what is added to the weights of norms.
+        model_type: the family's name in a config.json.
+        tensors: transformers' names of a layer's weights, by llama.cpp's.
+        describe: returns fields of the config.json beyond those of every family.
+        interleaved: whether the rows of queries and keys are interleaved.
+        norm_offset: constant that llama.cpp has added to the weights of norms.
     """
 
     model_type: str
@@ -81,7 +81,7 @@ class Architecture:
     norm_offset: float = 0.0
 
     def weight_of(self, name: str) -> str | None:
-        """The weight of the module that a tensor belongs to, by llama.cpp's name; None where it has no place."""
+        """The transformers weight that a tensor, given by llama.cpp's name, belongs to; None if the model has none."""
         tensor, _, suffix = name.rpartition(".")
         if block := BLOCK.fullmatch(name):
             layer, tensor, suffix = block.groups()
@@ -92,22 +92,22 @@ class Architecture:
         return f"{OF_MODEL[tensor]}.{suffix}" if tensor in OF_MODEL else None
 
     def heads(self, name: str, settings: Settings) -> int:
-        """The number of heads whose rows are interleaved in a tensor; 0 where none are."""
+        """The number of heads whose rows are interleaved in a tensor; 0 if rows are in order."""
         counts = {"attn_q": settings["num_attention_heads"], "attn_k": settings["num_key_value_heads"]}
         block = BLOCK.fullmatch(name)
         return counts.get(block[2], 0) if block and self.interleaved else 0
 
     def offset(self, name: str) -> float:
-        """What was added to the values of a tensor."""
+        """The constant that llama.cpp has added to the values of a tensor."""
         return self.norm_offset if name.endswith("norm.weight") else 0.0
 
 
 class Metadata:
-    """The values of a file that its architecture gives; which of them were read is remembered.
+    """The metadata of a file under its architecture's prefix; remembers which keys were read.
 
     Attributes:
         file: the file.
-        architecture: llama.cpp's name of it.
+        architecture: llama.cpp's name of the architecture, which is the prefix.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -116,22 +116,26 @@ class Metadata:
         self._read = set(WITHOUT_EFFECT)
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """The number of a key, without the architecture before it; the default where there is none.
+        """The number of a key, given without the prefix; the default if the file lacks the key.
 
         Raises:
-            ModelError: there is no number, and no default either.
+            ModelError: the value is no number, or the file lacks the key and there is no default.
         """
         return self._value(key, default, "a number", lambda value: _is_number(value))
 
     def text(self, key: str, default: str) -> str:
-        """The string of a key, else the default."""
+        """The string of a key; the default if the file lacks the key.
+
+        Raises:
+            ModelError: the value is no string.
+        """
         return self._value(key, default, "a word", lambda value: isinstance(value, str))
 
     def numbers(self, key: str) -> list[Any]:
-        """The numbers of a key.
+        """The list of a key.
 
         Raises:
-            ModelError: there are none.
+            ModelError: the file lacks the key, or the value is no list.
         """
         return self._value(key, REQUIRED, "a list of numbers", lambda value: isinstance(value, list))
 
@@ -155,7 +159,7 @@ class Metadata:
         return name in self.file.tensors
 
     def unread(self) -> list[str]:
-        """The keys of the architecture that nobody has read."""
+        """The keys of the architecture that were not read, sorted."""
         prefix = f"{self.architecture}."
         keys = (key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix))
         return sorted(key for key in keys if key not in self._read)
@@ -185,14 +189,14 @@ def _experts(metadata: Metadata) -> Settings:
         "num_experts": count,
         "num_experts_per_tok": experts_per_token,
         "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # files do not say, and llama.cpp divides by the sum
+        "norm_topk_prob": True,  # files do not give it, and llama.cpp always normalises
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
 
 
 def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> int:
-    """What scores are divided by the root of: the size of a head, but in the models of 27 B."""
+    """Gemma's `query_pre_attn_scalar`: the head size, but hidden size over heads in models of 27 B."""
     if metadata.number("block_count") == layers_of_27b:
         return metadata.number("embedding_length") // metadata.number("attention.head_count")
     return metadata.number("attention.key_length")
@@ -217,7 +221,7 @@ def _gemma3(metadata: Metadata) -> Settings:
 
 
 def _olmo2(metadata: Metadata) -> Settings:
-    """OLMo 2; OLMo 3 has the same name, and windows."""
+    """Settings of OLMo 2, or of OLMo 3, which has the same architecture name and sliding windows."""
     window = metadata.number("attention.sliding_window", None)
     if window is None:
         return {"attention_bias": False}
@@ -265,14 +269,14 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", ATTENTION | HEAD_NORMS | NORM_BEFORE_MLP | ROUTER | EXPERTS, _experts),
     "smollm3": Architecture("smollm3", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _biases, interleaved=True),
 }
-"""By llama.cpp's names. Mistral, SmolLM2 and DeepSeek's distillates are "llama" or "qwen2"; Phi-4 is "phi3"."""
+"""By llama.cpp's names. Mistral, SmolLM2 and DeepSeek's distilled models are "llama" or "qwen2"; Phi-4 is "phi3"."""
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
     """The architecture of a file's model.
 
     Raises:
-        ModelError: it is not known here.
+        ModelError: the architecture is unknown, or the file holds something other than a model.
     """
     name = str(file.metadata.get("general.architecture", ""))
     file_type = file.metadata.get("general.type", "model")
@@ -288,10 +292,10 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def settings_of(file: GGUFFile) -> Settings:
-    """The config.json of a file's model, as published models have it.
+    """The contents of the config.json with which a file's model would be published.
 
     Raises:
-        ModelError: the architecture is not known, or the metadata lacks what it needs or says more than is known here.
+        ModelError: the architecture is unknown, or the metadata lacks a needed key or has an unknown one.
     """
     architecture = architecture_of(file)
     metadata = Metadata(file)
@@ -328,30 +332,28 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settings | None:
-    """How rotary frequencies are scaled, in the fields of a config.json; None where they are not.
+    """The `rope_scaling` of a config.json; None if rotary frequencies are not scaled.
 
     Args:
-        metadata: the values of the file.
-        settings: the fields that are known so far.
-        turned: dimensions of a head that are turned.
+        metadata: metadata of the file.
+        settings: fields of the config.json so far.
+        turned: number of dimensions of a head that are rotated.
 
     Raises:
-        ModelError: they are scaled in a way that is not known here.
+        ModelError: the file scales frequencies in an unknown way.
     """
-    # What is read here is used below: a key that is not read has the file refused.
-    scaling_type = metadata.text("rope.scaling.type", "linear")  # llama.cpp's default, which a factor alone means
+    # both are read here even if unused below, since a file with unread keys is refused
+    scaling_type = metadata.text("rope.scaling.type", "linear")  # llama.cpp's default, if a file gives only a factor
     factor = metadata.number("rope.scaling.factor", None)
-    long_table, short_table = "rope_factors_long.weight", "rope_factors_short.weight"
+    long_table = "rope_factors_long.weight"
+    short_table = "rope_factors_short.weight"
     if metadata.has(long_table) and metadata.has(short_table):
         metadata.number("rope.scaling.attn_factor", None)  # transformers computes the same from both contexts
-        long_factors, short_factors = (
-            metadata.file.read(name, torch.float32).tolist() for name in (long_table, short_table)
-        )
         return {
             "type": "longrope",  # the field's older name, which Phi-3's config checks
             "rope_type": "longrope",
-            "long_factor": long_factors,
-            "short_factor": short_factors,
+            "long_factor": metadata.file.read(long_table, torch.float32).tolist(),
+            "short_factor": metadata.file.read(short_table, torch.float32).tolist(),
         }
     if metadata.has("rope_freqs.weight"):
         return _llama3_scaling(metadata.file, settings["rope_theta"], turned)
@@ -375,10 +377,10 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | None:
-    """The numbers behind a table of what frequencies are divided by, as Llama 3.1 has them.
+    """The `rope_scaling` of Llama 3.1 that a file's table of divisors was made from; None if it divides by 1.
 
     Raises:
-        ModelError: the table is not of that kind.
+        ModelError: the table is not Llama 3.1's.
     """
     table = file.read("rope_freqs.weight", torch.float32)
     factor = table.max().item()
@@ -401,18 +403,18 @@ def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | Non
 
 
 def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Tensor:
-    """What Llama 3.1 divides rotary frequencies by.
+    """The divisors of rotary frequencies in Llama 3.1.
 
-    Waves that are short beside the context of training stay, long ones are stretched by the factor, and those between
-    are mixed.
+    They are 1 for wavelengths that are short compared with the training context, the factor for long ones, and
+    interpolated between.
 
     Args:
         theta: base of the frequencies.
-        turned: dimensions of a head that are turned.
-        scaling: the fields of a config.json's `rope_scaling`.
+        turned: number of dimensions of a head that are rotated.
+        scaling: `rope_scaling` of a config.json.
 
     Returns:
-        [turned / 2].
+        float32 `[turned / 2]`.
     """
     frequencies = theta ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
     waves_in_context = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -422,18 +424,18 @@ def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Te
 
 
 class GGUFWeight:
-    """A weight of a GGUF file. See `drafttree.loading.stored_blocks.StoredWeight` for the protocol.
+    """A weight of a GGUF file; implements `drafttree.loading.stored_blocks.StoredWeight`.
 
     Args:
         file: the file.
-        names: the tensors that it is made of; several are joined along their outputs, in this order.
-        dtype: of the values.
-        heads: number of heads whose rows are interleaved, 0 for none.
-        offset: what was added to its values.
+        names: llama.cpp's names of its tensors; several are joined along their outputs, in this order.
+        dtype: dtype to read it in.
+        heads: number of heads whose rows are interleaved; 0 if rows are in order.
+        offset: constant to subtract from the stored values.
 
     Attributes:
-        is_left_out: whether a placeholder without values is read in its place.
-        is_packed: whether its numbers are in few bits in the file.
+        is_left_out: whether to return a placeholder without values instead.
+        is_packed: whether the file stores it in few bits.
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
@@ -461,12 +463,12 @@ class GGUFWeight:
 
     @property
     def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the tensors that it is made of, by llama.cpp's names."""
+        """The shapes of its tensors, by llama.cpp's names."""
         return {name: self._file.tensors[name].shape for name in self._names}
 
     @property
     def form(self) -> str:
-        """The name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty."""
+        """Name of the blocks it can stay in, from `drafttree.models.quantization.blocks`; empty if it cannot."""
         forms = {self._file.tensors[name].kind.lower() for name in self._names}
         stays = len(forms) == 1 and forms <= FORMATS.keys() and not self._offset and len(self.shape) > 1
         return forms.pop() if stays else ""
@@ -480,7 +482,7 @@ class GGUFWeight:
         return self._joined([self._file.read_blocks(name) for name in self._names])
 
     def stacks(self) -> list[Tensor]:
-        """The blocks of all experts in each of the tensors that it is made of, uint8 `[experts, outputs, bytes]`.
+        """The blocks of all experts, uint8 `[experts, outputs, bytes]`, for each of its tensors.
 
         Raises:
             ModelError: scales are not finite.
@@ -496,15 +498,15 @@ class GGUFWeight:
 
 
 def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, GGUFWeight]:
-    """The weights of a file's model, by the names of transformers; none is read yet.
+    """The weights of a file's model, by the names of transformers; values are read on access.
 
     Args:
         file: the file.
-        settings: what `settings_of` makes of it.
-        dtype: of the weights.
+        settings: result of `settings_of` for the file.
+        dtype: dtype to read weights in.
 
     Raises:
-        ModelError: the file holds tensors that the architecture has no place for.
+        ModelError: the file has a tensor that the architecture has no place for, or lacks half of a gate and up pair.
     """
     architecture = architecture_of(file)
     tensors_by_weight: dict[str, list[str]] = {}

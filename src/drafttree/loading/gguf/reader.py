@@ -1,8 +1,7 @@
-"""What a GGUF file holds: its metadata, and where its tensors lie, which are read one by one.
+"""Reads GGUF files: the metadata at once, and tensors one by one.
 
-transformers and the package gguf read these as well, but take half a minute for the tokens of a vocabulary of 262,144;
-so the metadata is read here, and gguf unpacks the weights. The format is that of
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+transformers and the package gguf read metadata too, but take half a minute for a vocabulary of 262,144 tokens. So it is
+read here, and gguf only unpacks weights. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 import math
@@ -23,14 +22,14 @@ from drafttree.models.quantization.blocks import has_finite_scales
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Bytes that tensors are aligned to where a file does not say."""
+"""Alignment of tensors in bytes, if a file gives none."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Formats of `struct` by the number of a value's type."""
+"""Format characters of `struct` by the number that a file has for a type of value."""
 STRING, ARRAY = 8, 9
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Kinds of tensors that are not quantised."""
+"""Dtypes of the kinds of tensors that are not quantised."""
 VALUES_AT_ONCE = 2**20
-"""Values that are unpacked at a time, since unpacking takes several times their memory."""
+"""Values unpacked at a time: unpacking takes several times their memory."""
 COPY = "download or copy it again"
 
 
@@ -38,10 +37,10 @@ class StoredTensor(NamedTuple):
     """A tensor in a file.
 
     Attributes:
-        shape: as of torch: of a matrix [outputs, inputs].
-        kind: how its values are packed, as llama.cpp calls it: "F32", "Q4_K", ...
-        start: its first byte in the file.
-        row_bytes: bytes of a row, or of all of a vector.
+        shape: in torch's order: `[outputs, inputs]` for a matrix.
+        kind: llama.cpp's name for the way its values are packed: "F32", "Q4_K", ...
+        start: offset of its first byte in the file.
+        row_bytes: bytes of a row; a vector is one row.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +50,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows; 1 of a vector."""
+        """Number of rows; 1 for a vector."""
         return math.prod(self.shape[:-1])
 
     @property
@@ -64,21 +63,20 @@ class GGUFFile:
     """A GGUF file, mapped into memory.
 
     Attributes:
-        path: where it lies.
-        metadata: its values by key, such as "general.architecture".
-        tensors: its tensors by llama.cpp's names, such as "blk.0.attn_q.weight".
+        path: path of the file.
+        metadata: values by key, such as "general.architecture".
+        tensors: tensors by llama.cpp's names, such as "blk.0.attn_q.weight".
 
     Raises:
-        ModelError: it cannot be read, is no GGUF file, is cut, has the byte order of another machine, or is one of
-            several parts.
+        ModelError: the file cannot be read, is no GGUF file, is cut, is big-endian, or is one of several parts.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
             with self.path.open("rb") as file:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors want memory to write to
-        except ValueError:  # mmap's for a file of no bytes
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch tensors need writable memory
+        except ValueError:  # mmap refuses an empty file
             raise ModelError(f"{self.path} is empty; {COPY}") from None
         except OSError as error:
             raise ModelError(f"{self.path} cannot be read: {error.strerror or error}") from None
@@ -95,11 +93,11 @@ class GGUFFile:
         """A tensor's values.
 
         Args:
-            name: llama.cpp's name of it.
-            dtype: of the values.
+            name: llama.cpp's name of the tensor.
+            dtype: dtype to return the values in.
 
         Returns:
-            a tensor of the shape and dtype, in memory of its own.
+            The values in the tensor's shape, in memory of their own.
         """
         tensor = self.tensors[name]
         packed_bytes = np.frombuffer(self._bytes, np.uint8, tensor.nbytes, tensor.start)
@@ -115,10 +113,10 @@ class GGUFFile:
         return values.view(tensor.shape)
 
     def read_blocks(self, name: str) -> Tensor:
-        """A matrix in the blocks that it is stored in, uint8 `[outputs, bytes]`: a part of the mapped file.
+        """A matrix in the blocks of the file, uint8 `[outputs, bytes]`; it shares the mapped file's memory.
 
         Raises:
-            ModelError: scales are not finite.
+            ModelError: the scale of a block is not finite.
         """
         tensor = self.tensors[name]
         packed_bytes = np.frombuffer(self._bytes, np.uint8, tensor.nbytes, tensor.start).reshape(tensor.rows, -1)
@@ -128,7 +126,7 @@ class GGUFFile:
         return blocks
 
     def _check_whole(self) -> None:
-        """Refuse one of several files that a model was split into."""
+        """Refuse a file that is one of several parts of a model."""
         split_count = self.metadata.get("split.count", 1)
         if isinstance(split_count, int) and split_count > 1:
             raise ModelError(
@@ -162,10 +160,10 @@ class GGUFFile:
 
 
 class _Cursor:
-    """Reads the values of a file one behind the other.
+    """Reads the values of a file one after the other.
 
     Attributes:
-        place: the next byte.
+        place: offset of the next byte.
     """
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
@@ -175,10 +173,10 @@ class _Cursor:
         self._size = len(content)
 
     def skip(self, count: int) -> int:
-        """The place of the next bytes, which are skipped.
+        """Skip so many bytes, and return the offset of the first.
 
         Raises:
-            ModelError: the file ends before them.
+            ModelError: the file has fewer bytes left.
         """
         start = self.place
         if count > self._size - start:
@@ -187,18 +185,18 @@ class _Cursor:
         return start
 
     def number(self, code: str) -> Any:
-        """The next number, by its format of `struct`."""
+        """The next number, in a format of `struct`."""
         form = f"<{code}"
         return struct.unpack_from(form, self._bytes, self.skip(struct.calcsize(form)))[0]
 
     def string(self) -> str:
-        """The next string; bytes that are no UTF-8 are replaced, as tokens may hold half a character."""
+        """The next string; invalid UTF-8 is replaced, since a token may hold half a character."""
         length = self.number("Q")
         start = self.skip(length)
         return self._bytes[start : start + length].decode(errors="replace")
 
     def value(self, kind: int) -> Any:
-        """The next value of a kind: a number, a string or a list of these."""
+        """The next value: a number, a string or a list of these, as the number of its type says."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind])
         if kind == STRING:
@@ -220,7 +218,7 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and of metadata's values, at the beginning of a file."""
+    """Check the start of a file, and return its numbers of tensors and of metadata values."""
     path = cursor.path
     magic = cursor._bytes[:4]
     cursor.skip(4)
@@ -239,7 +237,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _kinds() -> Mapping[str, Any]:
-    """What llama.cpp calls the kinds of tensors, and the constants of the package gguf."""
+    """The constants of the package gguf for kinds of tensors, by llama.cpp's names."""
     return import_module("gguf").GGMLQuantizationType.__members__
 
 

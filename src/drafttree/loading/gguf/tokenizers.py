@@ -1,7 +1,7 @@
-"""The tokenizer in a GGUF file, as one of transformers.
+"""Makes a transformers tokenizer of the one in a GGUF file.
 
-A file has the tokens, their types, and either merges (of pieces of bytes, as GPT-2's) or scores (SentencePiece's). How
-text is split before it is merged has a name; the patterns are those that the models were published with.
+A file has tokens, their types, and either merges (of byte pieces, as in GPT-2) or scores (SentencePiece). It names how
+text is split before merging; the patterns for these names are those that the models were published with.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from drafttree.core.errors import ModelError
 from drafttree.loading.gguf.reader import GGUFFile
 
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens: words for the model, and words that are never taken apart."""
+"""Types of tokens: control words of the model, and words that are never split."""
 SPACE = "▁"
-"""What stands for a space in SentencePiece's tokens."""
+"""Stands for a space in SentencePiece's tokens."""
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BREAKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -36,24 +36,24 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "tekken": (TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O,)),
 }
-"""What text is split into before bytes are merged, one pattern behind the other, by `tokenizer.ggml.pre`."""
+"""Patterns that split text before bytes are merged, applied in this order, by the value of `tokenizer.ggml.pre`."""
 WHOLE_TOKENS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-"""Those that take a piece which is a token as it is, and whose texts begin with a token where the file does not say."""
+"""Splits of tokenizers that do not merge a piece which is a token, and that add a BOS token unless the file says no."""
 COMPOSED = {"qwen2", "deepseek-r1-qwen"}
-"""Those that compose letters and their marks (NFC) first."""
+"""Splits of tokenizers that first compose letters and marks (NFC)."""
 ENDS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "</s>", "<turn|>"),
     "<｜end▁of▁sentence｜>",  # noqa: RUF001
 }
-"""Tokens that end a text wherever a vocabulary has them, since a file names one or two at most; llama.cpp's list."""
+"""Tokens that end a text in every vocabulary that has them, since a file names few of them; llama.cpp's list."""
 
 
 def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     """The tokenizer in a file.
 
     Raises:
-        ModelError: there is none, or it is of a kind that is not known here.
+        ModelError: the file has no tokenizer, one of an unknown kind, or an incomplete one.
     """
     tokenizer_model = _value(file, "model")
     if tokenizer_model == "gpt2":
@@ -73,11 +73,11 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
         if type_ in {CONTROL, USER_DEFINED} and tokenizer.token_to_id(token) is not None
     ]
     tokenizer.add_tokens(words)
-    special_tokens = {
-        f"{name}_token": tokens[number]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (number := _token_id(file, key)) is not None
-    }
+    special_tokens: dict[str, str] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = _token_id(file, key)
+        if number is not None:
+            special_tokens[f"{name}_token"] = tokens[number]
     _frame(file, tokenizer, special_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=_Uncopied(tokenizer),
@@ -89,7 +89,7 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
 
 
 class _Uncopied:
-    """Hands a tokenizer over as it is: transformers takes a deep copy, which of a large vocabulary takes seconds."""
+    """Keeps transformers from copying a tokenizer, which takes seconds for a large vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -99,28 +99,27 @@ class _Uncopied:
 
 
 def token_ids(file: GGUFFile) -> dict[str, Any]:
-    """The ids in a config.json: of the tokens that begin a text, fill a row and, as a list, end a text.
+    """The token ids of a config.json: BOS, padding, and a list of EOS ids.
 
-    Those that end one are the tokens that a file names so, and those of `ENDS` among its words for the model.
+    The EOS ids are those that the file names, and its control tokens that are in `ENDS`.
 
     Raises:
-        ModelError: the file has no tokens, or gives an id that is none.
+        ModelError: the file has no tokens, or gives an id outside its vocabulary.
     """
     metadata_ids = [_token_id(file, key) for key in ("eos", "eot", "eom")]
+    end_ids = [token_id for token_id in metadata_ids if token_id is not None]
     types = _value(file, "token_type", [])
-    control_ids = [
-        number
-        for number, (token, type_) in enumerate(zip(_tokens(file), types, strict=False))
-        if type_ == CONTROL and token in ENDS
-    ]
-    end_ids = list(dict.fromkeys([token_id for token_id in metadata_ids if token_id is not None] + control_ids))
+    for number, (token, type_) in enumerate(zip(_tokens(file), types, strict=False)):
+        if type_ == CONTROL and token in ENDS:
+            end_ids.append(number)
+    end_ids = list(dict.fromkeys(end_ids))
     bos_id = _token_id(file, "bos")
     pad_id = _token_id(file, "padding")
     return {"bos_token_id": bos_id, "eos_token_id": end_ids or None, "pad_token_id": pad_id}
 
 
 def generation_config_of(file: GGUFFile) -> GenerationConfig:
-    """How a file's model writes texts by default: the tokens that end them, and how tokens are drawn, if it says so."""
+    """The generation config of a file's model: its token ids, and the sampling options that the file gives."""
     sampling = {
         name: file.metadata[f"general.sampling.{key}"]
         for name, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p"))
@@ -152,7 +151,7 @@ def _token_id(file: GGUFFile, name: str) -> int | None:
 
 
 def _of_bytes(file: GGUFFile) -> Tokenizer:
-    """A tokenizer that merges bytes."""
+    """GPT-2's kind of tokenizer: byte-level BPE."""
     split_name = _value(file, "pre", "default")
     merges = _value(file, "merges")
     if split_name not in SPLITS:
@@ -178,10 +177,10 @@ def _of_bytes(file: GGUFFile) -> Tokenizer:
 
 
 def _of_scores(file: GGUFFile) -> Tokenizer:
-    """SentencePiece's tokenizer: pairs are merged whose result has the best score; what has no token goes by bytes."""
+    """SentencePiece's kind: merges the pair whose result scores best; characters without a token become bytes."""
     tokens = _tokens(file)
     is_gemma = str(file.metadata.get("general.architecture", "")).startswith("gemma")
-    if is_gemma:  # whose files have runs of spaces as they are, and scores that do not follow the merges
+    if is_gemma:  # its files have plain runs of spaces, and scores that do not give the order of merges
         tokens = [SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
         order = range(len(tokens))
     else:
@@ -211,7 +210,7 @@ def _of_scores(file: GGUFFile) -> Tokenizer:
 
 
 def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of tokens that make one, best tokens first, and of one token the longest left part first."""
+    """The pairs of tokens that form each given token, in the order of these; for one token, longest left part first."""
     for token in tokens:
         for middle in range(len(token) - 1, 0, -1):
             prefix, suffix = token[:middle], token[middle:]
@@ -220,7 +219,7 @@ def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple
 
 
 def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> None:
-    """Begin and end texts with tokens, where the file says so."""
+    """Have the tokenizer add BOS and EOS tokens, if the file says so."""
     adds_bos = _value(file, "model") == "llama" or _value(file, "pre") in WHOLE_TOKENS
     bos_token = special.get("bos_token") if _value(file, "add_bos_token", adds_bos) else None
     eos_token = special.get("eos_token") if _value(file, "add_eos_token", False) else None
@@ -232,7 +231,7 @@ def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> Non
 
 
 def _chat_template(file: GGUFFile) -> Any:
-    """The chat template, or several by name; None without one."""
+    """The chat template, or a dict of several by name; None if the file has none."""
     default = file.metadata.get("tokenizer.chat_template")
     names = file.metadata.get("tokenizer.chat_templates", [])
     templates_by_name = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}

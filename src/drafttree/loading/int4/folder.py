@@ -1,9 +1,9 @@
-"""Folders of models that are rounded to four bits, in the format of compressed-tensors, "pack-quantized" with zeros.
+"""Folders of models rounded to four bits, in the "pack-quantized" format of compressed-tensors with zero points.
 
-transformers 5.24 with compressed-tensors 0.20 does not load zeros in this format: it makes room for them unpacked.
+transformers 5.24 with compressed-tensors 0.20 cannot load zero points of this format: it expects them unpacked.
 
-A decoder layer has a file of its own, which is written as soon as the layer is rounded: a rounding that was stopped
-goes on from there. The index and config.json come last, so a folder is a model only when all of it is there.
+Each decoder layer has its own file, written as soon as the layer is rounded, so that a stopped rounding can resume. The
+index and config.json are written last, so that an unfinished folder is no model.
 """
 
 import hashlib
@@ -31,25 +31,25 @@ BITS, GROUP = 4, 32
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 TEXTS, REST = "texts.safetensors", "rest.safetensors"
 MODEL = "model"
-"""The entry of metadata that says which model is rounded."""
+"""Metadata key for the digest of the model that is rounded."""
 NOTHING: Mapping[str, str] = {}
 logger = logging.getLogger("drafttree")
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16
-"""Of each file of weights, so many parts of so many bytes tell it from others."""
+"""Number and size in bytes of the parts of a weight file that go into its digest."""
 
 
 class Int4Folder:
-    """A folder that a model is rounded to four bits into.
+    """The folder that a model rounded to four bits is written to.
 
     Args:
-        files: the files of the model, on this machine.
-        path: the folder; in the user's cache without.
+        files: files of the original model, on this machine.
+        path: path of the folder. Default: one in the user's cache.
 
     Attributes:
-        path: the folder.
+        path: path of the folder.
 
     Raises:
-        ModelError: config.json or the weights cannot be read.
+        ModelError: config.json or the weights of the original model cannot be read.
     """
 
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
@@ -58,16 +58,16 @@ class Int4Folder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model is all there."""
+        """Whether the rounding is finished."""
         return (self.path / CONFIG).is_file() and self.is_own
 
     @property
     def is_own(self) -> bool:
-        """Whether the folder is empty, or the rounding of this very model was begun there."""
+        """Whether the folder is missing or empty, or holds a rounding of this very model, finished or not."""
         if not self.path.is_dir() or not any(self.path.iterdir()):
             return True
         texts = self.path / TEXTS
-        if not texts.is_file():  # it was stopped while they were written
+        if not texts.is_file():  # an earlier rounding was stopped while writing them
             return {path.name for path in self.path.iterdir()} <= {f"{TEXTS}.part"}
         try:
             with safe_open(texts, "pt") as file:
@@ -77,20 +77,20 @@ class Int4Folder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files that are there."""
+        """Bytes of the files in the folder."""
         return sum(path.stat().st_size for path in self.path.iterdir()) if self.path.is_dir() else 0
 
     def read_texts(self) -> Tensor | None:
-        """The texts that the model's layers read, None where there are none yet."""
+        """The texts that the model's layers read, int64 `[texts, tokens]`; None if none are stored yet."""
         path = self.path / TEXTS
         return load_file(path)["texts"] if path.is_file() else None
 
     def write_texts(self, texts: Tensor) -> None:
-        """Keep the texts that the model's layers read."""
+        """Store the texts that the model's layers read."""
         self._save(TEXTS, {"texts": texts}, {MODEL: self._digest})
 
     def read(self, index: int) -> dict[str, RoundedWeight] | None:
-        """The weights of a decoder layer by name, None where they are not there or the file is damaged."""
+        """The rounded weights of a decoder layer by name; None if they are not stored or the file is damaged."""
         path = self.path / _file_of(index)
         if not path.is_file():
             return None
@@ -103,18 +103,18 @@ class Int4Folder:
         return {name: _unpacked(name, tensors) for name in names}
 
     def write(self, index: int, weights: Mapping[str, RoundedWeight]) -> None:
-        """Keep those of a decoder layer."""
+        """Store the rounded weights of a decoder layer."""
         tensors: dict[str, Tensor] = {}
         for name, weight in weights.items():
             tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in _packed(weight).items()}
         self._save(_file_of(index), tensors)
 
     def finish(self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Write what is not rounded, and what makes the folder a model.
+        """Write the weights that are not rounded, and the tokenizer, configs and index that make the folder a model.
 
         Args:
-            module: the model, whose layers are rounded.
-            tokenizer: its tokenizer.
+            module: the model, with its layers rounded.
+            tokenizer: its tokenizer; None to write none.
         """
         rounded_layers = {name for name, submodule in module.named_modules() if isinstance(submodule, QuantizedLinear)}
         unrounded_tensors = dict[str, Tensor]()
@@ -163,7 +163,7 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _packed(weight: RoundedWeight) -> dict[str, Tensor]:
-    """The tensors of a weight, as compressed-tensors names them."""
+    """The tensors of a weight, by the suffixes that compressed-tensors gives their names."""
     return {
         "weight_packed": pack_words(weight.numbers),
         "weight_scale": weight.scales.bfloat16(),
@@ -181,7 +181,7 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> RoundedWeight:
 
 
 def pack_words(numbers: Tensor) -> Tensor:
-    """Words int32 `[rows, words]` of numbers of four bits `[rows, count]`, the first in the lowest bits."""
+    """Pack four-bit numbers `[rows, count]` into words int32 `[rows, words]`, the first number in the lowest bits."""
     padded_numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % (32 // BITS))).long()
     shifts = torch.arange(0, 32, BITS)
     words = (padded_numbers.unflatten(1, (-1, 32 // BITS)) << shifts).sum(-1)
@@ -189,7 +189,7 @@ def pack_words(numbers: Tensor) -> Tensor:
 
 
 def _quantization(plain: list[str]) -> dict[str, Any]:
-    """What config.json says of the weights; `plain` are the names of linear layers that are not rounded."""
+    """The quantization_config of the folder; `plain` are the names of linear layers that are not rounded."""
     weights = {"num_bits": BITS, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
@@ -203,7 +203,7 @@ def _quantization(plain: list[str]) -> dict[str, Any]:
 
 
 def _digest(files: ModelFiles) -> str:
-    """What tells a model from others by its config and by parts of its weights."""
+    """A digest of a model's config and of samples of its weight files."""
     digest = hashlib.sha256(json.dumps(files.settings, sort_keys=True).encode())
     for path in weight_files(Path(files.path)):
         size = path.stat().st_size

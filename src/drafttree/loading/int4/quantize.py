@@ -14,17 +14,17 @@ from drafttree.loading.int4.samples import sampled_texts
 
 logger = logging.getLogger("drafttree")
 TEXTS, LENGTH = 64, 512
-"""Rows of texts that decide how weights are rounded, and tokens of each."""
+"""Number of text rows that calibrate the rounding, and tokens of each."""
 
 
 @dataclass
 class Seconds:
-    """Where the time of a rounding went.
+    """Seconds that the steps of a rounding took.
 
     Attributes:
-        sampling: seconds of drawing texts.
-        reading: of passes over them.
-        rounding: of rounding weights.
+        sampling: drawing texts from the model.
+        reading: passes over the texts.
+        rounding: rounding weights.
     """
 
     sampling: float = 0.0
@@ -34,11 +34,11 @@ class Seconds:
 
 @dataclass
 class Progress:
-    """Whom to tell how far a rounding is; nobody by default.
+    """Callbacks that report the progress of a rounding; they do nothing by default.
 
     Attributes:
-        texts: called with the share of the texts that are drawn.
-        layer: called with each decoder layer that is rounded.
+        texts: called with the share of texts drawn so far, from 0 to 1.
+        layer: called after each decoder layer.
     """
 
     texts: Callable[[float], None] = field(default=lambda share: None)
@@ -46,10 +46,10 @@ class Progress:
 
 
 def check_int4(module: PreTrainedModel) -> None:
-    """Refuse a model that is not rounded to four bits.
+    """Refuse a model that cannot be rounded to four bits.
 
     Raises:
-        ModelError: why not.
+        ModelError: the model cannot be rounded; the message says why.
     """
     if reason := why_not_rounded(module):
         raise ModelError(f"{type(module).__name__} {reason}; leave out quantize, or give int8")
@@ -61,19 +61,19 @@ def quantize_int4(
     folder: Int4Folder | None = None,
     progress: Progress | None = None,
 ) -> Seconds:
-    """Round the linear layers of a model to four bits, by texts that it writes itself; its head stays as it is.
+    """Round the linear layers of a model to four bits by texts that it writes itself; its head stays as it is.
 
     Args:
-        module: the model.
-        tokenizer: its tokenizer, whose chat template opens conversations; None for texts alone.
-        folder: where what is rounded is kept, and goes on from; None for nowhere.
-        progress: whom to tell how far it is.
+        module: the model, whose layers are replaced.
+        tokenizer: its tokenizer, whose chat template opens conversations; None for plain texts.
+        folder: folder to store results in and to resume from; None to store nothing.
+        progress: progress callbacks. Default: each layer is logged.
 
     Returns:
-        Where the time went.
+        The seconds that each step took.
 
     Raises:
-        ModelError: the model is not rounded, or what its layers read is not finite.
+        ModelError: the model cannot be rounded, or the inputs of its layers are not finite.
     """
     check_int4(module)
     progress = progress or Progress(layer=_log)

@@ -1,12 +1,12 @@
-"""A model's linear layers rounded to four bits, one decoder layer after the other.
+"""Rounds the linear layers of a model to four bits, decoder layer by decoder layer.
 
-Each decoder layer reads what those before it, rounded already, make of texts, so that what a layer loses is known to
-those behind it. Its inputs weigh how it is rounded (`drafttree.models.quantization.gptq`).
+Each decoder layer reads the outputs of the layers before it, which are rounded already, so that its rounding takes
+their errors into account. The inputs of a linear layer weigh how it is rounded (`drafttree.models.quantization.gptq`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -24,15 +24,15 @@ from drafttree.models.quantization.quantized_linear import quantization
 
 FORM = "q4_zero"
 TEXTS_AT_ONCE = 4
-"""Texts that a decoder layer reads in one pass."""
+"""Texts that are batched in one pass of a decoder layer."""
 
 
 class Call(NamedTuple):
-    """What a decoder layer is called with beside the residual stream.
+    """The arguments of a decoder layer's call, without the residual stream.
 
     Attributes:
-        args: further arguments.
-        kwargs: those by name.
+        args: positional arguments.
+        kwargs: keyword arguments.
     """
 
     args: tuple[Any, ...]
@@ -40,25 +40,25 @@ class Call(NamedTuple):
 
 
 class LayerStore(Protocol):
-    """Keeps layers that are rounded, so that nothing is lost when the rounding is stopped."""
+    """Stores rounded layers, so that a stopped rounding can resume."""
 
     def read(self, index: int) -> dict[str, RoundedWeight] | None:
-        """The weights of a decoder layer by name, None where they are still to be rounded."""
+        """The rounded weights of a decoder layer by name; None if they are not stored."""
         ...
 
     def write(self, index: int, weights: dict[str, RoundedWeight]) -> None:
-        """Keep those of a decoder layer."""
+        """Store the rounded weights of a decoder layer."""
         ...
 
 
 class RoundedLayer(NamedTuple):
-    """What is told of a decoder layer.
+    """Progress report after a decoder layer.
 
     Attributes:
-        number: its place among the decoder layers, from 1 on.
-        layers: number of these.
-        reading: seconds that its passes took.
-        rounding: seconds that its weights took.
+        number: the layer's number, counted from 1.
+        layers: number of decoder layers.
+        reading: seconds that the passes over the texts took.
+        rounding: seconds that rounding the weights took.
     """
 
     number: int
@@ -68,7 +68,7 @@ class RoundedLayer(NamedTuple):
 
 
 def why_not_rounded(module: PreTrainedModel) -> str | None:
-    """Why a model is not rounded to four bits, None if it can be."""
+    """Why a model cannot be rounded to four bits; None if it can."""
     if method := quantization(module):
         return f"is quantised already ({method})"
     if reason := why_not_known(module.config):
@@ -77,9 +77,10 @@ def why_not_rounded(module: PreTrainedModel) -> str | None:
         blocks = describe(module).blocks
     except AttributeError as error:
         return f"cannot be rounded to four bits: a layer is not as those of its family ({error})"
-    input_sizes = {layer.in_features for layers in map(_groups, blocks) for layer, *_ in layers}
-    if input_sizes := sorted(inputs for inputs in input_sizes if inputs % GROUP):
-        return f"has linear layers with {input_sizes[0]} inputs, and four bits need a multiple of {GROUP}"
+    first_linears = [group[0] for block in blocks for group in _groups(block)]
+    uneven_sizes = [linear.in_features for linear in first_linears if linear.in_features % GROUP]
+    if uneven_sizes:
+        return f"has linear layers with {min(uneven_sizes)} inputs, and four bits need a multiple of {GROUP}"
     return None
 
 
@@ -90,54 +91,42 @@ def round_layers(
     store: LayerStore | None = None,
     progress: Callable[[RoundedLayer], None] = lambda layer: None,
 ) -> None:
-    """Replace the linear layers of a model's decoder layers by those with weights in four bits.
+    """Replace the linear layers in a model's decoder layers by layers with weights in four bits.
 
     Args:
-        module: the model, of which `why_not_rounded` says nothing.
-        texts: int64 `[texts, tokens]` that the layers read.
-        store: where weights are kept, None for nowhere.
+        module: the model, for which `why_not_rounded` is None.
+        texts: token ids that the layers read, int64 `[texts, tokens]`.
+        store: stores rounded weights, and returns those of an earlier run; None to store nothing.
         progress: called after each decoder layer.
 
     Raises:
-        ModelError: weights or what layers read of texts are not finite.
+        ModelError: the inputs of a layer are not finite.
     """
     layers: Any = module.get_decoder().layers  # pyright: ignore[reportAttributeAccessIssue]
     blocks = describe(module).blocks
-    names = {id(submodule): name for name, submodule in module.named_modules()}
     with torch.inference_mode():
         streams, calls = _calls(module, layers, texts)
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         started = time.perf_counter()
-        groups = _groups(block)
+        groups = [*_named_groups(module, block)]
         rounded_weights = store.read(index) if store else None
         rounding_seconds = 0.0
         if rounded_weights is None:
-            hessians = [Hessian(group[0].in_features) for group in groups]
-            with _reading(groups, hessians):
-                _run(layer, streams, calls[index])
+            hessians = _hessians(layer, groups, streams, calls[index])
             rounding_started = time.perf_counter()
-            rounded_weights = {}
-            for group, hessian in zip(groups, hessians, strict=True):
-                matrix = hessian.matrix()
-                if not bool(matrix.isfinite().all()):
-                    raise ModelError(f"what {names[id(group[0])]} reads of texts is not finite; load in float32")
-                for linear in group:
-                    rounded_weights[names[id(linear)]] = round_weight(linear.weight.detach(), matrix)
+            rounded_weights = _rounded(groups, hessians)
             rounding_seconds = time.perf_counter() - rounding_started
             if store:
                 store.write(index, rounded_weights)
-        for linear in (linear for group in groups for linear in group):
-            linear.weight.data = rounded_weights[names[id(linear)]].dequantized().to(linear.weight.dtype)
+        _put_dequantized(groups, rounded_weights)
         streams = _run(layer, streams, calls[index])
-        for linear in (linear for group in groups for linear in group):
-            _replace(module, names[id(linear)], BlockLinear(linear, rounded_weights[names[id(linear)]].blocks(), FORM))
-        progress(
-            RoundedLayer(index + 1, len(layers), time.perf_counter() - started - rounding_seconds, rounding_seconds)
-        )
+        _put_blocks(module, groups, rounded_weights)
+        reading_seconds = time.perf_counter() - started - rounding_seconds
+        progress(RoundedLayer(index + 1, len(layers), reading_seconds, rounding_seconds))
 
 
 def _groups(block: Block) -> list[Sequence[Any]]:
-    """The linear layers of a decoder layer, those of one input together; experts stay as they are."""
+    """The linear layers of a decoder layer, grouped by the input that they read; experts are not rounded."""
     groups = [block.attention.qkv, [block.attention.out]]
     if block.mlp:
         groups += [block.mlp.gate_up, [block.mlp.down]]
@@ -146,10 +135,62 @@ def _groups(block: Block) -> list[Sequence[Any]]:
     return [group for group in groups if group]
 
 
-def _calls(module: PreTrainedModel, layers: Any, texts: Tensor) -> tuple[list[Tensor], list[list[Call]]]:
-    """The residual streams `[texts, tokens, hidden]` before the first layer, and by layer what else it is called with.
+def _named_groups(module: nn.Module, block: Block) -> Iterator[dict[str, Any]]:
+    """Groups of linear layers of a decoder layer that read the same input, by their names in the model."""
+    names = {id(submodule): name for name, submodule in module.named_modules()}
+    for group in _groups(block):
+        yield {names[id(linear)]: linear for linear in group}
 
-    Layers stand aside meanwhile, so this costs nothing.
+
+def _hessians(
+    layer: nn.Module, groups: Sequence[Mapping[str, Any]], streams: Sequence[Tensor], calls: Sequence[Call]
+) -> list[Hessian]:
+    """The Hessian of each group of linear layers, from one pass of their decoder layer over the texts."""
+    first_linears = [next(iter(group.values())) for group in groups]
+    hessians = [Hessian(linear.in_features) for linear in first_linears]
+    with ExitStack() as undo:
+        for linear, hessian in zip(first_linears, hessians, strict=True):
+            hook = linear.register_forward_pre_hook(lambda layer, args, hessian=hessian: hessian.add(args[0]))
+            undo.callback(hook.remove)
+        _run(layer, streams, calls)
+    return hessians
+
+
+def _rounded(groups: Sequence[Mapping[str, Any]], hessians: Sequence[Hessian]) -> dict[str, RoundedWeight]:
+    """The rounded weights of linear layers by name.
+
+    Raises:
+        ModelError: the inputs of a layer are not finite.
+    """
+    rounded_weights: dict[str, RoundedWeight] = {}
+    for group, hessian in zip(groups, hessians, strict=True):
+        matrix = hessian.matrix()
+        if not bool(matrix.isfinite().all()):
+            raise ModelError(f"what {next(iter(group))} reads of texts is not finite; load in float32")
+        for name, linear in group.items():
+            rounded_weights[name] = round_weight(linear.weight.detach(), matrix)
+    return rounded_weights
+
+
+def _put_dequantized(groups: Sequence[Mapping[str, Any]], weights: Mapping[str, RoundedWeight]) -> None:
+    """Give linear layers the values that their rounded weights stand for."""
+    for group in groups:
+        for name, linear in group.items():
+            linear.weight.data = weights[name].dequantized().to(linear.weight.dtype)
+
+
+def _put_blocks(module: nn.Module, groups: Sequence[Mapping[str, Any]], weights: Mapping[str, RoundedWeight]) -> None:
+    """Replace linear layers of a model by those whose weights are in blocks."""
+    for group in groups:
+        for name, linear in group.items():
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, BlockLinear(linear, weights[name].blocks(), FORM))
+
+
+def _calls(module: PreTrainedModel, layers: Any, texts: Tensor) -> tuple[list[Tensor], list[list[Call]]]:
+    """The residual streams `[texts, tokens, hidden]` before the first layer, and every layer's calls, one per batch.
+
+    Layers are skipped meanwhile, so this costs little.
     """
     returns_tuple = _returns_tuple(module, layers[0], texts[:1, :2])
     calls: list[list[Call]] = [[] for _ in layers]
@@ -170,7 +211,7 @@ def _calls(module: PreTrainedModel, layers: Any, texts: Tensor) -> tuple[list[Te
 
 
 def _returns_tuple(module: PreTrainedModel, layer: nn.Module, text: Tensor) -> bool:
-    """Whether a decoder layer returns a tuple, in whose first place the residual stream is."""
+    """Whether a decoder layer returns a tuple, which the residual stream is the first entry of."""
     outputs: list[Any] = []
     hook = layer.register_forward_hook(lambda layer, args, output: outputs.append(output))
     try:
@@ -181,21 +222,6 @@ def _returns_tuple(module: PreTrainedModel, layer: nn.Module, text: Tensor) -> b
 
 
 def _run(layer: nn.Module, streams: Sequence[Tensor], calls: Sequence[Call]) -> list[Tensor]:
-    """The residual streams behind a layer."""
+    """The residual streams after a layer."""
     outputs = [layer(stream, *call.args, **call.kwargs) for stream, call in zip(streams, calls, strict=True)]
     return [output[0] if isinstance(output, tuple) else output for output in outputs]
-
-
-@contextmanager
-def _reading(groups: Sequence[Sequence[Any]], hessians: Sequence[Hessian]) -> Iterator[None]:
-    """Count what linear layers read."""
-    with ExitStack() as undo:
-        for group, hessian in zip(groups, hessians, strict=True):
-            hook = group[0].register_forward_pre_hook(lambda layer, args, hessian=hessian: hessian.add(args[0]))
-            undo.callback(hook.remove)
-        yield
-
-
-def _replace(module: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(module.get_submodule(parent), child, layer)

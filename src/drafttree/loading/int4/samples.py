@@ -1,8 +1,8 @@
-"""Texts that a model writes itself, for those who have no data at hand.
+"""Texts that a model writes itself, to calibrate its rounding without other data.
 
-A model that goes on and on by itself begins to repeat itself, and what repeats says little about its weights. So texts
-are short, end where they repeat, and many stand behind each other in a row. A model that chats writes conversations:
-its chat template opens the user's turn, it writes what a user may ask, and then the answer (Xu et al. 2024, "Magpie").
+Long texts that a model writes become repetitive, and repetitions say little about its weights. So texts are short, end
+when they repeat, and follow each other in a row. A chat model writes conversations: its chat template opens the user's
+turn, and the model writes the question and then the answer (Xu et al. 2024, "Magpie").
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +19,20 @@ from drafttree.models.segment import Segment
 
 SEED = 0
 TEXT, QUESTION, ANSWER = 256, 64, 192
-"""Tokens of a text, and of the parts of a conversation, at most."""
+"""Most tokens that are drawn for a plain text, a question and an answer."""
 WINDOW, FEWEST = 32, 10
-"""Among so many last tokens a text that does not repeat itself has so many different ones at least."""
+"""A text repeats itself if its last `WINDOW` tokens are fewer than `FEWEST` different ones."""
 MARK = "\N{SNOWMAN}"
-"""Stands for what a user says where a chat template is looked at."""
+"""Stands for the user's message when a chat template is split at it."""
 
 
 class Turn(NamedTuple):
     """A part of a text.
 
     Attributes:
-        opening: tokens that are given.
-        most: tokens that are drawn behind them at most.
-        is_first: whether it goes on from nothing.
+        opening: given tokens that it begins with.
+        most: maximum number of tokens to draw after these.
+        is_first: whether it begins a new text, without earlier context.
     """
 
     opening: Sequence[int]
@@ -41,11 +41,11 @@ class Turn(NamedTuple):
 
 
 class Row:
-    """A row of texts behind each other, which is written token by token.
+    """A row of consecutive texts, written token by token.
 
     Args:
         target: the model.
-        turns: the parts of its texts, without end.
+        turns: endless iterator of the parts of its texts.
         ends: tokens that end a part.
     """
 
@@ -57,11 +57,11 @@ class Row:
         self._open()
 
     def segment(self) -> Segment:
-        """The tokens that are still to be read."""
+        """The tokens that the model has not read yet."""
         return Segment.of_text(self._cache, self._unread)
 
     def add(self, token: int) -> None:
-        """Go on with a drawn token, behind what has been read."""
+        """Append a drawn token, after the model has read the segment."""
         self._cache.commit(range(len(self._unread)))
         self._unread = [token]
         self.tokens.append(token)
@@ -74,7 +74,7 @@ class Row:
         return len(recent_tokens) == WINDOW and len(set(recent_tokens)) < FEWEST
 
     def _open(self, last: int | None = None) -> None:
-        """Begin the next part; the last token may be the one that its opening begins with."""
+        """Begin the next part; its opening's first token is dropped if it equals the last drawn token."""
         turn = next(self._turns)
         opening = [*turn.opening]
         if turn.is_first:
@@ -96,14 +96,14 @@ def sampled_texts(
     length: int,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
-    """Texts drawn from a model at temperature 1, int64 `[count, length]`: rows of several behind each other.
+    """Rows of consecutive texts drawn from a model at temperature 1, int64 `[count, length]`.
 
     Args:
         module: the model.
-        tokenizer: its tokenizer, None where there is none.
+        tokenizer: its tokenizer; None if it has none.
         count: number of rows.
-        length: tokens of each.
-        progress: called with the share of the tokens that are there, after each pass.
+        length: tokens of each row; the model's context if that is shorter.
+        progress: called after each pass with the share of tokens drawn so far, from 0 to 1.
     """
     target = TargetModel(module, choose_backend)
     length = min(length, target.context or length)
@@ -125,7 +125,7 @@ def sampled_texts(
 
 
 def _conversation(tokenizer: PreTrainedTokenizerBase | None) -> list[Turn]:
-    """The turns of a conversation by the tokenizer's chat template, none where it has none that is known."""
+    """The question and answer turns of the chat template; empty without a template that has text around the message."""
     if tokenizer is None or not tokenizer.chat_template:
         return []
     rendered_chat = tokenizer.apply_chat_template(
@@ -140,20 +140,14 @@ def _conversation(tokenizer: PreTrainedTokenizerBase | None) -> list[Turn]:
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     """The tokens that end a text."""
-    settings = module.generation_config
-    config = module.config.get_text_config()
-    eos_token_ids: Any = next(
-        (
-            eos_token_id
-            for owner in (settings, config, tokenizer)
-            if (eos_token_id := getattr(owner, "eos_token_id", None)) is not None
-        ),
-        [],
-    )
-    return [*eos_token_ids] if isinstance(eos_token_ids, list) else [eos_token_ids]
+    for owner in (module.generation_config, module.config.get_text_config(), tokenizer):
+        eos_token_id: Any = getattr(owner, "eos_token_id", None)
+        if eos_token_id is not None:
+            return [*eos_token_id] if isinstance(eos_token_id, list) else [eos_token_id]
+    return []
 
 
 def _first_token(module: PreTrainedModel, ends: Sequence[int]) -> int:
-    """What a text begins with: the token for that, or else one that ends the text before."""
+    """The first token of a text: BOS, else an EOS token, else 0."""
     token = getattr(module.config.get_text_config(), "bos_token_id", None)
     return token if isinstance(token, int) else [*ends, 0][0]

@@ -1,1 +1,1 @@
-"""Folders of transformers and of MLX whose linear layers are quantised: how their weights lie in the files."""
+"""Reads folders of transformers and of MLX whose linear layers are quantised."""

@@ -1,4 +1,4 @@
-"""Weights of small whole numbers with a scale for each group of inputs, however a file packs them."""
+"""Weights of small integers with a scale per group of inputs, independent of how a file packs them."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from drafttree.models.quantization.blocks import GROUP, pack_q4_0, pack_q4_1, pack_q4_zero, pack_q8_0
 
 WORD, BYTE = 32, 8
-"""Bits of the words that numbers are packed in, and of a byte."""
+"""Bits of the words that numbers are packed into, and of a byte."""
 
 
 class Scheme(NamedTuple):
-    """What a config says of the numbers of a weight.
+    """How a config quantises a weight.
 
     Attributes:
-        bits: of a number.
-        group_size: inputs that share a scale, None for all of an output.
-        offset: what numbers count from: "middle" for half of their range, "zero" for a whole number of the group,
-            "minimum" for none, since a group has a smallest value that is added.
+        bits: bits of a number.
+        group_size: number of inputs that share a scale; None for all inputs of an output.
+        offset: what is subtracted from numbers: "middle" for half of their range, "zero" for an integer of each group;
+            or "minimum" for nothing, where each group has a smallest value that is added.
     """
 
     bits: int
@@ -26,7 +26,7 @@ class Scheme(NamedTuple):
     offset: str
 
     def groups(self, inputs: int) -> int:
-        """The groups of an output."""
+        """Number of groups of an output."""
         return 1 if self.group_size is None else -(-inputs // self.group_size)
 
     def __str__(self) -> str:
@@ -35,15 +35,15 @@ class Scheme(NamedTuple):
 
 
 class GroupedWeight(NamedTuple):
-    """A weight of whole numbers, each of which stands for `scale * (number - zero) + minimum`.
+    """A weight of integers, each of which stands for `scale * (number - zero) + minimum`.
 
     Attributes:
-        scheme: what the config says of it.
+        scheme: how the config quantises it.
         numbers: uint8 `[out, in]`.
         scales: `[out, groups]`.
-        zeros: uint8 `[out, groups]`, None where all are half of the range or there are minima.
-        minima: `[out, groups]`, None for 0.
-        group_of: int64 `[in]`, the group that each input is of; None where groups are equal runs of inputs.
+        zeros: uint8 `[out, groups]`; None if all are half of the range, or if there are minima.
+        minima: `[out, groups]`; None for 0.
+        group_of: the group of each input, int64 `[in]`; None if groups are equal runs of inputs.
     """
 
     scheme: Scheme
@@ -62,13 +62,13 @@ class GroupedWeight(NamedTuple):
         return (self.numbers.float() - zeros) * scales
 
     def blocks(self, form: str) -> Tensor:
-        """The weight in blocks, uint8 `[out, bytes]`, which stand for the same numbers.
+        """The same weight in blocks, uint8 `[out, bytes]`.
 
         Args:
-            form: what `block_form` says of its scheme.
+            form: the result of `block_form` for its scheme.
 
         Raises:
-            ValueError: a scale is not finite, or is no float16.
+            ValueError: a scale is not finite, or is not representable in float16.
         """
         repeats = self.numbers.shape[1] // GROUP // self.scales.shape[1]
         scales = _as_halves(self.scales).repeat_interleave(repeats, 1)
@@ -81,7 +81,7 @@ class GroupedWeight(NamedTuple):
         return pack_q4_0(self.numbers, scales) if form == "q4_0" else pack_q8_0(self.numbers, scales)
 
     def _of_inputs(self, values: Tensor) -> Tensor:
-        """What each input has of values `[out, groups]`."""
+        """Values of groups `[out, groups]`, repeated for the inputs of each group: `[out, in]`."""
         inputs = self.numbers.shape[1]
         if self.group_of is not None:
             return values[:, self.group_of]
@@ -92,7 +92,7 @@ class GroupedWeight(NamedTuple):
 
 
 def block_form(scheme: Scheme, inputs: int) -> str:
-    """The name of the blocks that hold a weight as it is, of `drafttree.models.quantization.blocks`; none if empty."""
+    """Name of the blocks that hold a weight exactly, of `drafttree.models.quantization.blocks`; empty if none do."""
     if inputs % GROUP or (scheme.group_size and (inputs % scheme.group_size or scheme.group_size % GROUP)):
         return ""
     forms = {(4, "middle"): "q4_0", (4, "zero"): "q4_zero", (4, "minimum"): "q4_1", (8, "middle"): "q8_0"}
@@ -100,7 +100,10 @@ def block_form(scheme: Scheme, inputs: int) -> str:
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Numbers uint8 `[rows, count]` of words int32 `[rows, words]`, the lowest bits first; some lie in two words."""
+    """Unpack words int32 `[rows, words]` into numbers uint8 `[rows, count]`, lowest bits first.
+
+    A number may lie across two words.
+    """
     mask = (1 << bits) - 1
     if BYTE % bits == 0:
         shifts = torch.arange(0, BYTE, bits, dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""How methods lay out the weights of linear layers: GPTQ, AWQ, compressed-tensors' packed weights, and MLX's.
+"""Layouts of quantised linear layers in files: GPTQ, AWQ, compressed-tensors' packed weights, and MLX.
 
-What is not known here (activations in few bits, float8, rotations) is left to transformers.
+Other quantisations (of activations, float8, rotations) are left to transformers.
 
 Sources: gptqmodel (`qlinear/torch.py`, `utils/model.py`), AutoAWQ (`awq/utils/packing_utils.py`), compressed-tensors
 (`compressors/pack_quantized`), MLX (`mx.quantize`).
@@ -19,21 +19,21 @@ from drafttree.loading.quantized.grouped_weight import WORD, GroupedWeight, Sche
 from drafttree.models.quantization.quantized_linear import quantization_method
 
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-"""A word with a 1 in each number of so many bits."""
+"""By bits of a number, the word in which every packed number is 1."""
 WORDS, WHOLE, FLOATS = {"I32", "U32"}, {"I32", "I64"}, {"F16", "BF16", "F32"}
-"""Dtypes, as safetensors calls them: of numbers that are packed in words, of others, and of scales."""
+"""Dtypes by safetensors' names: of words with packed numbers, of plain integers, and of scales."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the numbers of eight outputs lie in a word of AWQ: the even ones first."""
+"""Place in a word of AWQ of each of its eight outputs' numbers: even ones come first."""
 
 
 class StoredLayer(NamedTuple):
-    """The tensors of a linear layer in a folder.
+    """The tensors of a linear layer in a folder, each by its suffix: what its name adds to the layer's.
 
     Attributes:
-        name: of the layer.
-        shapes: by what the names of tensors add to the layer's.
-        read: reads one of them.
-        dtypes: their dtypes, as safetensors calls them.
+        name: name of the layer.
+        shapes: shapes by suffix.
+        read: reads the tensor of a suffix.
+        dtypes: safetensors' names of the dtypes, by suffix.
     """
 
     name: str
@@ -43,16 +43,18 @@ class StoredLayer(NamedTuple):
 
 
 class Layout(ABC):
-    """How a method lays out the weights of linear layers.
+    """How a quantisation method lays out the weights of linear layers.
+
+    A tensor's suffix is what its name adds to the layer's.
 
     Attributes:
-        method: its name.
-        numbers: what the name of the tensor with a weight's numbers adds to the layer's.
-        scales: the same of that with its scales.
-        order: the same of that with the group of each input, None where groups are equal runs of inputs.
-        others: the same of other tensors that a weight may have.
-        is_of_mlx: whether transformers cannot read it.
-        dtypes: what the tensors may be stored in, by what their names add.
+        method: name of the method.
+        numbers: suffix of the tensor with a weight's numbers.
+        scales: suffix of the tensor with its scales.
+        order: suffix of the tensor with the group of each input; None if groups are always equal runs of inputs.
+        others: suffixes of further tensors that a weight may have.
+        is_of_mlx: whether it is MLX's layout, which transformers cannot read.
+        dtypes: safetensors' names of the dtypes that a tensor may be stored in, by suffix.
     """
 
     dtypes: ClassVar[Mapping[str, set[str]]]
@@ -65,30 +67,30 @@ class Layout(ABC):
 
     @property
     def parts(self) -> set[str]:
-        """What the names of all tensors of a weight add to the layer's."""
+        """The suffixes of all tensors of a weight."""
         return {self.numbers, self.scales, *self.others, *([self.order] if self.order else [])}
 
     @abstractmethod
     def schemes(self, name: str) -> list[Scheme]:
-        """What the config says of the weight of a layer: one or several of what is possible."""
+        """The schemes that the config allows for the weight of a layer, one or several."""
 
     @abstractmethod
     def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
-        """The shape `[out, in]` of a layer's weight, and of its tensors, if it is of a scheme."""
+        """The shape `[out, in]` of a layer's weight, and those of its tensors by suffix, if it has a given scheme."""
 
     @abstractmethod
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
-        """The weight of a layer."""
+        """The weight of a layer, which has the given scheme and shape `[out, in]`."""
 
     def order_shape(self, layer: StoredLayer, inputs: int) -> dict[str, tuple[int, ...]]:
-        """The shape of the tensor with the group of each input, where a layer has one."""
+        """The shape of the tensor with the group of each input, by its suffix; empty if the layer has none."""
         return {self.order: (inputs,)} if self.order and self.order in layer.shapes else {}
 
     def group_of(self, layer: StoredLayer, scheme: Scheme, inputs: int) -> Tensor | None:
-        """The group of each input, int64 `[in]`; None where groups are equal runs of inputs.
+        """The group of each input, int64 `[in]`; None if groups are equal runs of inputs.
 
         Raises:
-            ModelError: there are no such groups.
+            ModelError: the tensor names a group that does not exist.
         """
         if self.order is None or self.order not in layer.shapes:
             return None
@@ -101,10 +103,10 @@ class Layout(ABC):
         return group_of
 
     def find_scheme(self, layer: StoredLayer) -> tuple[Scheme, tuple[int, int]]:
-        """What the config says of a layer's weight, and its shape `[out, in]`.
+        """The scheme of a layer's weight, and the weight's shape `[out, in]`.
 
         Raises:
-            ModelError: its tensors are not as the config says.
+            ModelError: the shapes or dtypes of the layer's tensors contradict the config.
         """
         if len(layer.shapes[self.numbers]) != 2:
             raise ModelError(f"{layer.name}.{self.numbers} is {list(layer.shapes[self.numbers])}, and no matrix")
@@ -125,7 +127,7 @@ class Layout(ABC):
 
 
 class GPTQFields(Fields):
-    """The fields of a quantization_config of GPTQ."""
+    """Fields of GPTQ's quantization_config."""
 
     bits: Size = 4
     group_size: Any = -1
@@ -137,7 +139,7 @@ class GPTQFields(Fields):
 
 
 class GPTQ(Layout):
-    """Words along the inputs; version 1 takes one off each zero.
+    """GPTQ: numbers are packed along the inputs; version 1 stores each zero minus one.
 
     Args:
         settings: the quantization_config.
@@ -157,7 +159,7 @@ class GPTQ(Layout):
 
     @staticmethod
     def is_known(settings: Mapping[str, Any]) -> bool:
-        """Whether a quantization_config says nothing that is not known."""
+        """Whether drafttree reads every setting of a quantization_config."""
         fields = GPTQFields.read(settings)
         is_plain = fields.pack_dtype == "int32" and not fields.planar and not fields.dynamic
         return is_plain and fields.checkpoint_format in ("gptq", "gptq_v2") and fields.bits in ONES
@@ -175,7 +177,7 @@ class GPTQ(Layout):
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
         outputs, inputs = shape
         qzeros = layer.read("qzeros")
-        # over whole words, as the method's own packages do: a zero of 0 borrows from the next
+        # added to whole words, as GPTQ packages do: a carry goes into the next number
         words = qzeros + ONES[scheme.bits] if self._adds_one else qzeros
         zeros = unpacked(words, scheme.bits, outputs).t()
         if scheme.offset == "middle" and bool((zeros != 1 << scheme.bits - 1).any()):
@@ -187,7 +189,7 @@ class GPTQ(Layout):
 
 
 class AWQFields(Fields):
-    """The fields of a quantization_config of AWQ."""
+    """Fields of AWQ's quantization_config."""
 
     bits: Any = 4
     group_size: Any = 128
@@ -196,7 +198,7 @@ class AWQFields(Fields):
 
 
 class AWQ(Layout):
-    """Words along the outputs, in whose numbers outputs are interleaved.
+    """AWQ: numbers are packed along the outputs, which are interleaved within a word.
 
     Args:
         settings: the quantization_config.
@@ -213,7 +215,7 @@ class AWQ(Layout):
 
     @staticmethod
     def is_known(settings: Mapping[str, Any]) -> bool:
-        """Whether a quantization_config says nothing that is not known."""
+        """Whether drafttree reads every setting of a quantization_config."""
         fields = AWQFields.read(settings)
         return fields.bits == 4 and bool(fields.zero_point) and str(fields.version).lower() == "gemm"
 
@@ -232,13 +234,13 @@ class AWQ(Layout):
         return GroupedWeight(scheme, numbers, layer.read(self.scales).t(), zeros)
 
     def _in_order(self, words: Tensor, outputs: int) -> Tensor:
-        """Numbers `[out, rows]` of words `[rows, words]`."""
+        """Unpack words `[rows, words]` into numbers `[out, rows]`, with the outputs in order."""
         numbers = unpacked(words, self._scheme.bits, outputs).unflatten(1, (-1, len(AWQ_PLACES)))
         return numbers[..., AWQ_PLACES].flatten(1).t()
 
 
 class PackedWeights(Fields):
-    """What compressed-tensors says of the weights of a group of layers."""
+    """Fields of compressed-tensors for the weights of a group of layers."""
 
     num_bits: Any = None
     type: Any = "int"
@@ -248,7 +250,7 @@ class PackedWeights(Fields):
 
 
 class CompressedTensorsFields(Fields):
-    """The fields of a quantization_config of compressed-tensors."""
+    """Fields of compressed-tensors' quantization_config."""
 
     format: Any = None
     config_groups: Any = None
@@ -258,7 +260,7 @@ class CompressedTensorsFields(Fields):
 
 
 class CompressedTensors(Layout):
-    """Words along the inputs, of numbers that count from the middle of their range as zeros do.
+    """compressed-tensors: numbers are packed along the inputs; they and zeros have half of their range added.
 
     Args:
         settings: the quantization_config.
@@ -271,7 +273,7 @@ class CompressedTensors(Layout):
     others = ("weight_shape", "weight_zero_point")
     dtypes: ClassVar[Mapping[str, set[str]]] = {
         **{"weight_packed": WORDS, "weight_scale": FLOATS, "weight_g_idx": WHOLE, "weight_shape": WHOLE},
-        # older files have a byte or a number with a point for each
+        # older files have a byte or a float for each
         "weight_zero_point": WORDS | FLOATS | {"I8", "U8"},
     }
 
@@ -280,7 +282,7 @@ class CompressedTensors(Layout):
 
     @staticmethod
     def is_known(settings: Mapping[str, Any]) -> bool:
-        """Whether a quantization_config says nothing that is not known."""
+        """Whether drafttree reads every setting of a quantization_config."""
         fields = CompressedTensorsFields.read(settings)
         groups = _config_groups(settings)
         if fields.format != "pack-quantized" or fields.kv_cache_scheme or fields.sparsity_config or not groups:
@@ -303,7 +305,7 @@ class CompressedTensors(Layout):
         if scheme.offset == "zero":
             expected_shapes["weight_zero_point"] = packed_shape if self._packs_zeros(layer) else (outputs, groups)
         elif "weight_zero_point" in layer.shapes:
-            expected_shapes["weight_zero_point"] = ()  # of weights without zeros; none has this shape
+            expected_shapes["weight_zero_point"] = ()  # the scheme has no zeros, so no shape is right
         return (outputs, inputs), expected_shapes | self.order_shape(layer, inputs)
 
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
@@ -320,12 +322,12 @@ class CompressedTensors(Layout):
         return GroupedWeight(scheme, numbers, layer.read(self.scales), zeros, group_of=group_of)
 
     def _packs_zeros(self, layer: StoredLayer) -> bool:
-        """Whether zeros are packed as numbers are; older files have one number for each."""
+        """Whether zeros are packed into words; older files store each as a number of its own."""
         return layer.dtypes.get("weight_zero_point") in WORDS
 
 
 class MLXFields(Fields):
-    """The fields of what MLX calls quantization."""
+    """Fields of MLX's quantization."""
 
     bits: Any = 4
     group_size: Any = 64
@@ -333,10 +335,10 @@ class MLXFields(Fields):
 
 
 class MLX(Layout):
-    """Words along the inputs; groups have a scale and a bias.
+    """MLX: numbers are packed along the inputs; each group has a scale and a bias.
 
     Args:
-        settings: the quantization, which may have others of single layers by their names.
+        settings: the quantization, which may contain others for single layers, by their names.
     """
 
     method = "MLX"
@@ -351,7 +353,7 @@ class MLX(Layout):
 
     @staticmethod
     def is_known(settings: Mapping[str, Any]) -> bool:
-        """Whether a quantization says nothing that is not known."""
+        """Whether drafttree reads every setting of a quantization."""
         layers = [layer for layer in settings.values() if isinstance(layer, Mapping)]
         all_fields = [MLXFields.read(quantization) for quantization in (settings, *layers)]
         return all(fields.mode == "affine" and fields.bits in range(2, 9) for fields in all_fields)
@@ -374,14 +376,17 @@ class MLX(Layout):
 
 
 LAYOUTS = {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors}
-"""Layouts by the names of transformers' methods."""
+"""Layouts by transformers' names of the methods."""
 
 
 def layout_of(settings: Mapping[str, Any]) -> Layout | None:
-    """How the weights of a model lie in its folder by the contents of its config.json; None where that is not known.
+    """The layout of the quantised weights in a model's folder; None if there are none, or it is unknown.
+
+    Args:
+        settings: the contents of config.json.
 
     Raises:
-        ModelError: a field is not as it has to be.
+        ModelError: a field has an impossible value.
     """
     if isinstance(mlx := settings.get("quantization"), Mapping):
         return MLX(mlx) if MLX.is_known(mlx) else None
@@ -393,7 +398,7 @@ def layout_of(settings: Mapping[str, Any]) -> Layout | None:
 
 
 def _group_size(size: Any) -> int | None:
-    """Inputs that share a scale; none and -1 say that all of an output do."""
+    """The number of inputs that share a scale; None, also for -1, if all inputs of an output do."""
     if size is None or size == -1:
         return None
     if not isinstance(size, int) or size < 1:
@@ -407,7 +412,7 @@ def _config_groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_of_weights_alone(group: Mapping[str, Any]) -> bool:
-    """Whether layers of a group have whole numbers as weights, and activations as they are."""
+    """Whether a group quantises weights to integers, and no activations."""
     if (
         group.get("input_activations")
         or group.get("output_activations")

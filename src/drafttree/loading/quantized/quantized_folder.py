@@ -1,4 +1,4 @@
-"""Folders whose linear layers are quantised, read tensor by tensor as transformers or a layer asks for them."""
+"""Reads folders whose linear layers are quantised; each tensor is read when it is asked for."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,17 +19,17 @@ COPY = "download or copy the folder again"
 
 
 class PlainWeight:
-    """A weight of a folder that is not quantised.
+    """A weight of a folder that is not quantised; implements `drafttree.loading.stored_blocks.StoredWeight`.
 
     Args:
-        read: reads it.
+        read: reads the tensor.
         shape: its shape.
-        dtype: that its numbers are rounded to, if they have a point.
+        dtype: dtype to convert it to, if it is of floating-point numbers.
 
     Attributes:
         is_left_out: always False.
         is_packed: always False.
-        form: none.
+        form: always empty.
     """
 
     form = ""
@@ -53,15 +53,15 @@ class PlainWeight:
 
 
 class QuantizedWeight:
-    """A quantised weight of a folder. See `drafttree.loading.stored_blocks.StoredWeight` for the protocol.
+    """A quantised weight of a folder; implements `drafttree.loading.stored_blocks.StoredWeight`.
 
     Args:
-        layer: its tensors.
-        layout: how they lie.
-        dtype: of its values.
+        layer: tensors of the layer.
+        layout: layout of the tensors.
+        dtype: dtype to dequantise to.
 
     Raises:
-        ModelError: the tensors are not as the config says.
+        ModelError: the tensors contradict the config.
     """
 
     def __init__(self, layer: StoredLayer, layout: Layout, dtype: torch.dtype) -> None:
@@ -85,7 +85,7 @@ class QuantizedWeight:
         """Its blocks, uint8 `[outputs, bytes]`.
 
         Raises:
-            ModelError: scales are not finite, or no float16, which blocks have.
+            ModelError: a scale is not finite, or is not representable in float16, which blocks need.
         """
         try:
             return self._weight().blocks(self.form)
@@ -101,15 +101,15 @@ class QuantizedWeight:
 
 
 def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, PlainWeight | QuantizedWeight]:
-    """The weights of a folder, by the names of its model; none is read yet.
+    """The weights of a folder by the names of its model; values are read on access.
 
     Args:
-        folder: with files of safetensors.
-        layout: how quantised weights lie there.
-        dtype: of the weights.
+        folder: a folder of safetensors files.
+        layout: layout of the quantised weights.
+        dtype: dtype to read weights in.
 
     Raises:
-        ModelError: tensors are not as the config says, or none is quantised.
+        ModelError: tensors contradict the config, none is quantised, or a weight is there twice.
     """
     shapes, dtypes, reads = _tensors_in(folder)
     layers = {name.removesuffix(f".{layout.scales}") for name in shapes if name.endswith(f".{layout.scales}")}
@@ -135,12 +135,12 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Pl
 
 
 def holds_safetensors(folder: Path) -> bool:
-    """Whether the weights of a folder are files of safetensors, which are read tensor by tensor."""
+    """Whether all weight files of a folder are safetensors, which can be read tensor by tensor."""
     return all(path.suffix == ".safetensors" for path in weight_files(folder))
 
 
 def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str], dict[str, Callable[[], Tensor]]]:
-    """The shapes of a folder's tensors, their dtypes as safetensors calls them, and what reads them."""
+    """By name of a folder's tensors: shapes, safetensors' names of dtypes, and functions that read them."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     reads: dict[str, Callable[[], Tensor]] = {}

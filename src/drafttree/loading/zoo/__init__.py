@@ -28,12 +28,12 @@ def folder(name: str) -> Path:
 
 
 def tokenizer_folder(path: str) -> str:
-    """The folder of the tokenizer beside a model: the embedded draft model shares the embedded target's."""
+    """The folder with a model's tokenizer, which is its own; the embedded draft model uses the embedded target's."""
     zoo_folder = Path(__file__).parent
     return str(zoo_folder / NAMES["embedded"]) if Path(path) == zoo_folder / NAMES["embedded-draft"] else path
 
 
 def name_of(path: Path) -> str | None:
-    """The embedded name of a folder, None where it is no embedded model's."""
+    """The embedded name of a folder; None if it holds no embedded model."""
     zoo_folder = Path(__file__).parent
     return next((name for name, folder in NAMES.items() if path == zoo_folder / folder), None)

@@ -21,11 +21,11 @@ from drafttree.models.segment import Segment
 from drafttree.models.windows import Span
 
 DEPTH = 64
-"""Rows before a token that may be drafted, and are always attended to in float64."""
+"""Rows before a token that are always attended to in float64, since they may be drafted."""
 BLOCK = 128
-"""The split moves by so many rows at once: float64 is cheaper than a second kernel for fewer."""
+"""Rows by which the split moves at once: for fewer, float64 is cheaper than a second kernel call."""
 QUERIES = 16
-"""Kernels treat the last few of their queries differently, so their number is made a multiple of this."""
+"""Queries are padded to a multiple of this number, since kernels treat the last few differently."""
 
 
 class QueryBlock(NamedTuple):
@@ -41,12 +41,12 @@ class QueryBlock(NamedTuple):
 
 
 def query_blocks(segment: Segment, device: torch.device) -> list[QueryBlock]:
-    """The splits of a segment on a device.
+    """Group the nodes of a segment by the row at which their attention is split.
 
     Raises:
-        ModelError: a tree of more than `DEPTH` levels below its root.
+        ModelError: the tree has more than `DEPTH` levels below its root.
     """
-    if device.type != "cpu":  # kernels of other devices do not give the log-sum-exp alike
+    if device.type != "cpu":  # kernels of other devices do not return the log-sum-exp in this way
         return [QueryBlock(slice(None), 0)]
     blocks = []
     start = 0
@@ -62,7 +62,7 @@ def query_blocks(segment: Segment, device: torch.device) -> list[QueryBlock]:
 
 
 def _is_chain(visible: Array) -> bool:
-    """Whether every row attends to all rows before it."""
+    """Whether every node attends to all rows before it."""
     nodes, drafted = visible.shape
     return bool(visible[np.tri(nodes, drafted, drafted - nodes, dtype=bool)].all())
 
@@ -76,14 +76,15 @@ def attend_exactly(
     blocks: list[QueryBlock],
     span: Span,
 ) -> Tensor:
-    """Attention of every query to its rows, the same in every pass.
+    """Attention whose result for a query is the same in every pass.
 
     Args:
         query: `[1, key heads, groups, nodes, width]`.
         keys: `[1, key heads, rows, width]`.
         values: `[1, key heads, rows, width of the values]`.
         mask: additive `[1, 1, groups * nodes, rows]`, None where every row is visible.
-        scale: factor of the scores; by default 1 / sqrt(width).
+        scale: factor of the scores; None for 1 / sqrt(width).
+        blocks: the nodes by the row at which their attention is split.
         span: how far back the layer attends.
 
     Returns:
@@ -107,7 +108,7 @@ def attend_exactly(
 
 
 def _is_split(keys: Tensor, values: Tensor, span: Span) -> bool:
-    """Whether some rows can be left to the kernel: it needs one visible to each query, and values as wide as keys."""
+    """Whether a kernel can read the first rows: each query must see one of them, and values be as wide as keys."""
     has_visible_row = span.chunk is None and (span.window is None or span.window > DEPTH + BLOCK)
     return has_visible_row and keys.shape[-1] == values.shape[-1]
 
@@ -129,15 +130,15 @@ def _attend(
             prefix_mask = (
                 stacked_query.new_zeros(1, 1, stacked_query.shape[2], split) if masks is None else masks[..., :split]
             )
-        prefix_out, prefix_lse = _attend_to_old(stacked_query, prefix_keys, prefix_values, prefix_mask, scale)
+        prefix_out, prefix_lse = _attend_to_prefix(stacked_query, prefix_keys, prefix_values, prefix_mask, scale)
         out = out.lerp(prefix_out.double(), torch.sigmoid(prefix_lse - suffix_lse).unsqueeze(-1))
     return out.to(query.dtype).unflatten(2, query.shape[2:4])
 
 
-def _attend_to_old(
+def _attend_to_prefix(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention to the rows before the split, by the device's kernel and in the model's dtype."""
+    """Attention to the rows before the split, by the device's own kernel in the model's dtype."""
     count = query.shape[2]
     padding = 0, 0, 0, -count % QUERIES
     masks = None if mask is None else F.pad(mask, padding)

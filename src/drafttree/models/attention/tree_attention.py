@@ -25,40 +25,58 @@ FOREIGN_SCORES = {
     "indices": "sparse attention, whose layers choose the tokens they attend to",
     "block_indices": "sparse attention, whose layers choose the tokens they attend to",
 }
-"""Arguments of an attention function that a tree pass does not reproduce, and what layers that pass them have."""
+"""Arguments of attention functions that a tree pass does not reproduce, and how an error names layers with them."""
 
 
 class NoTreeError(ModelError):
-    """A layer that attends to trees was called without one."""
+    """Our attention function was called without a `tree_plan`."""
 
 
 class Masks(Protocol):
-    """What the queries of one KV cache do not attend to."""
+    """Masks by which the queries of a pass attend to the rows of one KV cache."""
 
     @property
     def blocks(self) -> list[QueryBlock] | None:
-        """How attention is split where texts must not depend on trees, else None."""
+        """How attention is split for `exact_text`; None without it."""
         ...
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
-        """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
+        """Additive mask `[batch, 1, groups * nodes, rows]`, None if every query attends to all rows."""
         ...
 
 
 class AttentionPart(NamedTuple):
-    """The queries of one KV cache `[batch, heads, nodes, width]`, all of its rows, and the masks between them."""
+    """The inputs of attention over one KV cache.
+
+    Attributes:
+        query: `[batch, heads, nodes, width]`.
+        key: `[batch, key heads, rows, width]` of all rows, the new ones included.
+        value: values of the same rows.
+        plan: masks between nodes and rows.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     plan: Masks
 
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def stacked_query(self) -> Tensor:
+        """`[batch, key heads, groups * nodes, width]`: for each key head the queries of each of its query heads."""
+        batch, _, nodes, width = self.query.shape
+        return self.query.reshape(batch, self.key.shape[1], self.groups * nodes, width)
+
 
 class Plan(Protocol):
-    """The plan of a pass over one KV cache or several."""
+    """Tells the attention function of a pass over one KV cache or several which nodes attend to which rows."""
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """What a layer attends from and to, by KV cache, from what it hands to its attention function."""
+        """Split by KV cache what a layer hands to its attention function."""
         ...
 
 
@@ -72,7 +90,7 @@ class TreePlan:
         dtype: dtype of the additive mask.
 
     Attributes:
-        blocks: how attention is split where texts must not depend on trees, else None.
+        blocks: how attention is split for `exact_text`; None without it.
     """
 
     def __init__(self, segment: Segment, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
@@ -89,18 +107,18 @@ class TreePlan:
         self.blocks: list[QueryBlock] | None = query_blocks(segment, visible.device) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
-        """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
+        """Additive mask `[batch, 1, groups * nodes, rows]`, None if every query attends to all rows."""
         key = (groups, EVERYTHING if span.reaches(self._end) else span)
         if key not in self._masks:
             self._masks[key] = self._make(*key)
         return self._masks[key]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """What a layer attends from and to: one part, since there is one KV cache."""
+        """What a layer hands to its attention function as one part: there is one KV cache."""
         return [AttentionPart(query, key, value, self)]
 
     def full_mask(self) -> Tensor:
-        """Additive mask `[batch, 1, nodes, rows]`, for modules that add it to their scores themselves."""
+        """Additive mask `[batch, 1, nodes, rows]`, never None, for modules that add it to their scores themselves."""
         mask = self.mask(1)
         if mask is not None:
             return mask
@@ -120,11 +138,11 @@ class TreePlan:
         return mask.repeat(1, groups, 1)[:, None]
 
     def _is_all_visible(self) -> bool:
-        """Whether every node sees all drafted rows: of several nodes the first ones see not the last."""
+        """Whether every node sees all drafted rows, which only a single node can: none sees nodes after itself."""
         return self._segment.nodes == 1 and bool(self._segment.visible.all())
 
     def key_positions(self) -> Tensor:
-        """`[1, rows]` positions of every row."""
+        """The position of every row, `[1, rows]`."""
         device = self._positions.device
         positions = [self._cache.committed_positions(device)[None], self._positions]
         if self._cache.drafted:
@@ -153,7 +171,8 @@ def attend(
         s_aux: `[heads]` attention sinks: the score of one more row, which has no value (gpt-oss).
 
     Raises:
-        ModelError: the layer does something to its scores that a tree pass does not reproduce.
+        NoTreeError: there is no `tree_plan`: the call is not part of a tree pass, or the layer did not pass it on.
+        ModelError: the layer adds something to its scores that a tree pass does not reproduce.
     """
     if tree_plan is None:
         raise NoTreeError(
@@ -172,23 +191,23 @@ def attend(
 def _attend(
     part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
 ) -> Tensor:
-    """Attention of one KV cache `[batch, nodes, heads, width]`; its rows and masks are in the part."""
+    """Attention over one KV cache, `[batch, nodes, heads, width]`."""
     query, key, value, plan = part
-    batch, heads, nodes, width = query.shape
-    groups = heads // key.shape[1]
-    stacked_query = query.reshape(batch, key.shape[1], groups * nodes, width)
+    groups = part.groups
+    nodes = query.shape[2]
+    stacked_query = part.stacked_query
     mask = plan.mask(groups, span)
     blocks = plan.blocks
     if softcap is not None or s_aux is not None:
         sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
         dtype = query.dtype if blocks is None else torch.float64
         rows = stacked_query.to(dtype), key.to(dtype), value.to(dtype)
-        out = _attend_by_scores(*rows, mask, scaling or width**-0.5, softcap, sinks)
+        out = _attend_by_scores(*rows, mask, scaling or query.shape[3] ** -0.5, softcap, sinks)
     elif blocks is not None:
         out = attend_exactly(stacked_query.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
     else:
         out = F.scaled_dot_product_attention(stacked_query, key, value, attn_mask=mask, scale=scaling)
-    return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous()
+    return out.to(query.dtype).reshape(*query.shape[:3], -1).transpose(1, 2).contiguous()
 
 
 def _attend_by_scores(
@@ -200,7 +219,7 @@ def _attend_by_scores(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention whose scores are changed between the two products, which torch's fused kernels do not offer."""
+    """Attention with capped scores or sinks, which torch's fused kernels do not offer."""
     scores = query @ key.transpose(2, 3) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

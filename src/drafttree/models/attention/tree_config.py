@@ -17,7 +17,7 @@ from drafttree.models.attention.tree_attention import NAME
 
 
 def configured_parts(module: nn.Module) -> list[nn.Module]:
-    """The parts of a module that hold a config."""
+    """The submodules that hold a config."""
     return [submodule for submodule in module.modules() if isinstance(vars(submodule).get("config"), PreTrainedConfig)]
 
 
@@ -40,10 +40,10 @@ def attending_to_trees(parts: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class _TreeView:
-    """Goes before the class of a config, whose attributes it shares."""
+    """Base put before the class of a config in the class of its view, which has all attributes of the config."""
 
     def __init_subclass__(cls) -> None:
-        """Leave out what transformers does to a new class of configs: no object of it is ever initialised."""
+        """Skip what transformers does to a new class of configs: views are never initialised."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "_attn_implementation":

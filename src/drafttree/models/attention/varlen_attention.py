@@ -1,7 +1,7 @@
 """Attention to the prefixes of several requests in one call: torch's kernel for sequences of different lengths."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class Prefixes(NamedTuple):
-    """The committed rows of several requests, and which queries attend to them.
+    """Where the queries and the committed rows of each request are.
 
     Attributes:
-        starts: int32 `[requests + 1]`: the first query of every request, and the end of the last one's.
+        starts: int32 `[requests + 1]`: the first query of each request, and after the last request the end of its own.
         lengths: int32 `[requests]`: committed rows, at least 1. For an empty sequence torch's kernel writes past the
             end of what it returns (Dao-AILab/flash-attention#2573).
-        firsts: int32 `[requests + 1]`: the first of these rows, which are consecutive;
-            the last number is not read.
-        most_queries: a bound of the queries of one request.
+        firsts: int32 `[requests + 1]`: the first committed row of each request, whose rows are consecutive; the last
+            number is not read.
+        most_queries: an upper bound of the queries of one request.
     """
 
     starts: Tensor
@@ -28,7 +28,7 @@ class Prefixes(NamedTuple):
 
 
 class VarlenAttention(Protocol):
-    """Attention of the queries of several requests to the committed rows of each."""
+    """Attention of several requests, each of whose queries attend to its committed rows."""
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, prefixes: Prefixes, scale: float
@@ -39,7 +39,8 @@ class VarlenAttention(Protocol):
             query: `[queries, heads, width]`.
             keys: `[heads, rows, width]` of all requests.
             values: values of the same shape.
-            prefixes: those of a query past the last request's are nobody's; its result may be anything.
+            prefixes: where the queries and rows of each request are. Queries after the last request's belong to none,
+                and their results may be anything.
             scale: factor of the scores.
 
         Returns:
@@ -49,7 +50,7 @@ class VarlenAttention(Protocol):
 
 
 def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of every query to the rows that are visible to it, computed in float32 at least.
+    """Attention of every query to the rows that are visible to it, in float32 or, for float64 inputs, in float64.
 
     Args:
         query: `[queries, heads, width]`.
@@ -72,11 +73,11 @@ def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor,
 def find_varlen_attention(
     like: Tensor, heads: int, width: int, kernel: Callable[..., Any] = torch.ops.aten._flash_attention_forward
 ) -> VarlenAttention | None:
-    """Torch's kernel where it serves such rows, which is tried on small ones; None elsewhere.
+    """Torch's kernel if a trial on few rows gives the results of dense attention, else None.
 
-    It wants bfloat16 or float16 and an NVIDIA GPU of compute capability 8.0 or later. `torch.nn.attention.varlen` gives
-    it the lengths of sequences that do not end where the next one begins only from torch 2.13 on; the operator itself
-    has known them for longer.
+    The kernel needs bfloat16 or float16 and an NVIDIA GPU of compute capability 8.0 or later. Sequences that do not end
+    where the next one begins need `seqused_k`, which `torch.nn.attention.varlen` passes on from torch 2.13 on only, so
+    the operator itself is called.
 
     Args:
         like: a tensor of the rows' dtype, on their device.
@@ -118,18 +119,29 @@ def _is_right(attend: VarlenAttention, like: Tensor, heads: int, width: int) -> 
     lengths = (300, 1, 512)
     firsts = (612, 400, 50)
     rows = 1000
-    generator = torch.Generator(like.device).manual_seed(0)
-    draw = partial(torch.randn, generator=generator, dtype=like.dtype, device=like.device)
-    query, keys, values = draw(sum(queries), heads, width), *draw(2, heads, rows, width)
+    inputs = _random_inputs(like, sum(queries), heads, rows, width)
+    to_int = partial(torch.tensor, dtype=torch.int32, device=like.device)
+    prefixes = Prefixes(to_int((0, 5, 6, 36)), to_int(lengths), to_int((*firsts, 0)), max(queries))
     visible = torch.zeros(sum(queries), rows, dtype=torch.bool)
     for request_mask, first_row, length in zip(visible.split(queries), firsts, lengths, strict=True):
         request_mask[:, first_row : first_row + length] = True
-    to_int = partial(torch.tensor, dtype=torch.int32, device=like.device)
-    prefixes = Prefixes(to_int((0, 5, 6, 36)), to_int(lengths), to_int((*firsts, 0)), max(queries))
-    results = attend(query, keys, values, prefixes, width**-0.5)
-    references = attend_densely(query, keys, values, visible.to(like.device), width**-0.5)
-    error = max(
-        float((result - reference).abs().nan_to_num(math.inf).max())
-        for result, reference in zip(results, references, strict=True)
-    )
-    return error <= 8 * torch.finfo(like.dtype).eps
+    results = attend(*inputs, prefixes, width**-0.5)
+    references = attend_densely(*inputs, visible.to(like.device), width**-0.5)
+    return _largest_error(results, references) <= 8 * torch.finfo(like.dtype).eps
+
+
+def _random_inputs(like: Tensor, queries: int, heads: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random inputs of a `VarlenAttention`, of the dtype and device of a tensor: query, keys and values."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=like.dtype, device=like.device)
+    query = draw(queries, heads, width)
+    keys, values = draw(2, heads, rows, width)
+    return query, keys, values
+
+
+def _largest_error(results: Sequence[Tensor], references: Sequence[Tensor]) -> float:
+    """The largest difference between tensors and those they should equal; infinite where one is NaN."""
+    errors = []
+    for result, reference in zip(results, references, strict=True):
+        errors.append(float((result - reference).abs().nan_to_num(math.inf).max()))
+    return max(errors)

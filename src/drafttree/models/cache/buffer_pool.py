@@ -16,7 +16,7 @@ RecordedPass = Callable[[], tuple[Tensor, ...]]
 """Runs a pass on fixed memory; its outputs are `[1, bucket, ...]`."""
 
 Recorder = Callable[[RecordedPass], RecordedPass | None]
-"""Makes something that repeats a pass out of the pass, or None where it cannot."""
+"""Records a pass; the result repeats the pass, and is None if it cannot be recorded."""
 
 MIN_CAPACITY = 512
 """Rows of the smallest buffer; larger ones have a power of two."""
@@ -28,10 +28,12 @@ PADDING_ROW = 0
 
 @dataclass(eq=False)
 class PooledBuffers:
-    """The buffers of a KV cache, and the passes recorded on them by sizes and variant.
+    """The buffers of a KV cache, and the passes recorded on them.
 
     Attributes:
-        start: their first row in the allocation they are part of, if they are.
+        buffers: as of `TreeCache.buffers`.
+        start: index of their first row in the allocation of a `RangePool`; 0 for buffers of their own.
+        passes: recorded passes by sizes and variant, with the memory that they read.
     """
 
     buffers: list[Tensor]
@@ -46,7 +48,7 @@ class PooledBuffers:
 
 
 class BufferPool:
-    """The buffers of finished texts, the latest last.
+    """Keeps the buffers of finished texts for later ones.
 
     Args:
         layout: layout of the KV caches.
@@ -57,9 +59,9 @@ class BufferPool:
         self._free: list[PooledBuffers] = []
 
     def take(self, capacity: int, like: Tensor) -> PooledBuffers:
-        """Buffers of this capacity, of the dtype and device of a tensor; new ones where none are free.
+        """Buffers of this capacity, of the dtype and device of a tensor, all zero; new ones if none are free.
 
-        Its rows are zeroed: attention multiplies the values of masked rows too, by zero, and NaN would stay NaN.
+        They are zero since attention multiplies the values of masked rows by zero, and NaN would stay NaN.
         """
         pooled = next(
             (candidate for candidate in reversed(self._free) if candidate.buffers[0].shape[-2] == capacity), None
@@ -71,7 +73,7 @@ class BufferPool:
         return pooled
 
     def give(self, pooled: PooledBuffers) -> None:
-        """Take buffers back. Nothing is launched: a cache may be collected while a pass is being recorded."""
+        """Take buffers back. Nothing runs on the device, since a cache may be collected while a pass is recorded."""
         self._free.append(pooled)
         del self._free[:-POOL_SIZE]
 
@@ -80,16 +82,16 @@ class BufferPool:
 
 
 class RangePool(BufferPool):
-    """A pool whose buffers are ranges of one allocation, so one attention call can read those of all requests.
+    """A pool whose buffers are ranges of one allocation, so that one attention call reads those of all requests.
 
-    The allocation doubles when it is full, and what was recorded on it is lost then; `reserve` makes it large at once.
+    When the allocation is full, its size is doubled, and all passes recorded on it are lost; `reserve` prevents that.
 
     Args:
         layout: layout of the KV caches.
 
     Attributes:
-        buffers: all rows `[slots, 1, heads, rows, width]`; empty before the first range is taken.
-        passes: what was recorded over all rows, which lasts until they are moved.
+        buffers: the allocation `[slots, 1, heads, rows, width]` of each shape; empty before the first range is taken.
+        passes: passes recorded over several ranges; cleared when the allocation moves.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -100,7 +102,7 @@ class RangePool(BufferPool):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of the allocation."""
         return self.buffers[0].shape[-2] if self.buffers else 0
 
     def reserve(self, rows: int, like: Tensor) -> None:
@@ -118,13 +120,13 @@ class RangePool(BufferPool):
         return pooled
 
     def _find(self, capacity: int) -> int:
-        """The first row of a gap that is large enough; the last one begins behind all ranges and has no end."""
+        """The first row of the first gap between ranges that is large enough; the gap after the last has no end."""
         taken_ranges = sorted((pooled.start, pooled.start + pooled.buffers[0].shape[-2]) for pooled in self._ranges)
         bounds = [(0, PADDING_ROW + 1), *taken_ranges, (math.inf, 0)]
         return next(end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity)
 
     def _move(self, rows: int, like: Tensor) -> None:
-        """Move all ranges to a larger allocation."""
+        """Move all ranges to a new allocation of so many rows."""
         old_buffers = self.buffers
         self.passes.clear()
         self.buffers = zero_buffers(self._layout, rows, like)

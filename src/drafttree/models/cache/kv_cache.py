@@ -28,7 +28,7 @@ if os.name == "posix":
 
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 LEAST_MAPPED = 1 << 20
-"""Bytes from which on a buffer has pages of its own."""
+"""Bytes from which on a buffer has memory pages of its own."""
 
 
 class LayerShape(NamedTuple):
@@ -40,16 +40,17 @@ class LayerShape(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """The place of the keys, or of the values, of one layer: an index into the buffers and one into that buffer."""
+    """The place of one layer's keys or values: the index of a buffer, and the index within that buffer."""
 
     buffer: int
     place: int
 
 
 class CacheLayout:
-    """Keys and values of the same shape share a buffer, so a commit moves all of them with one gather.
+    """Which buffers a KV cache has, and where in them each layer's keys and values are.
 
-    Most models need one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
+    Keys and values of the same shape share a buffer, so a commit moves all of them with one gather. Most models need
+    one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
 
     Args:
         shapes: by layer index, the shapes of those layers that have keys and values of their own.
@@ -73,12 +74,12 @@ class CacheLayout:
 
     @classmethod
     def of_config(cls, config: Any) -> "CacheLayout":
-        """The layout of layers that all are as a config of the Llama family says."""
+        """The layout of layers that all have the shape given by a config of the Llama family."""
         return cls.uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
 
 
 def _take(counts: dict[tuple[int, int], int], heads: int, width: int) -> Slot:
-    """The next slot of the buffer of this shape."""
+    """Take the next free slot of the buffer for this shape; `counts` are the slots in use by shape."""
     index = counts.get((heads, width), 0)
     counts[heads, width] = index + 1
     return Slot(list(counts).index((heads, width)), index)
@@ -94,13 +95,13 @@ class TreeCache(Cache):
     Attributes:
         layout: as given.
         length: committed rows.
-        first_position: position of the first row; 0 but in caches that hold the end of a text only.
+        first_position: position of the first row; 0 unless the cache holds only the end of a text.
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
         positions: int64 `[drafted]` positions of the drafted rows, on the host.
         recurrent: the states of recurrent layers, which are committed with the rows.
-        windowed: the window that tokens attend to and what it has dropped, None where they attend to all rows.
-        long_rope: whether keys are rotated by the long frequencies of LongRoPE.
+        windowed: the window that tokens attend to and the rows it has dropped; None if they attend to all rows.
+        long_rope: whether keys are rotated by LongRoPE's long frequencies.
         exact_text: whether attention must give a token the same result in every pass.
     """
 
@@ -119,7 +120,7 @@ class TreeCache(Cache):
         self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[1, heads, nodes, width]`; views of all its rows so far."""
+        """Store a layer's new rows `[1, heads, nodes, width]`; views of all its keys and values so far."""
         start = self.length + self.drafted
         end = start + key_states.shape[-2]
         self.reserve(key_states, end - start)
@@ -146,7 +147,7 @@ class TreeCache(Cache):
             buffer[..., : old_buffer.shape[-2], :] = old_buffer
 
     def pass_rows(self, nodes: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Per layer, views `[1, heads, rows, width]` of keys and values, and `[nodes, heads, width]` of those to write.
+        """Views by layer of all keys and values `[1, heads, rows, width]` and of the new ones `[nodes, heads, width]`.
 
         Args:
             nodes: tokens about to be scored, for which `reserve` has made room.
@@ -174,7 +175,7 @@ class TreeCache(Cache):
 
     @property
     def addresses(self) -> list[int]:
-        """Of each buffer, where it begins in memory, and bytes from a slot and from a head to the next."""
+        """Three numbers for each buffer: its address, and the bytes from one slot and from one head to the next."""
         addresses = list[int]()
         for buffer in self._buffers:
             slot, _, head, *_ = buffer.stride()
@@ -182,7 +183,7 @@ class TreeCache(Cache):
         return addresses
 
     def grow(self, positions: Array) -> None:
-        """Count the rows of a finished pass, whose positions are int64 `[nodes]`."""
+        """Count the rows of a finished pass as drafted; `positions` are theirs, int64 `[nodes]`."""
         self.positions = np.concatenate((self.positions, positions)) if self.drafted else positions
         self.drafted += len(positions)
 
@@ -248,8 +249,8 @@ class TreeCache(Cache):
     def copy_rows(self, rows: int) -> "TreeCache":
         """A cache with copies of the first committed rows, at most so many, and room for no others.
 
-        It is empty where there are recurrent layers, whose states hold for the whole text only, and with a window, by
-        which rows were dropped.
+        It is empty if there are recurrent layers, whose states are those after the whole text, or a window, which may
+        have dropped rows.
         """
         rows = 0 if self.recurrent or self.windowed else min(rows, self.length)
         copy = TreeCache(self.layout, rows)
@@ -259,10 +260,10 @@ class TreeCache(Cache):
         return copy
 
     def can_resume(self, source: "TreeCache") -> bool:
-        """Whether rows of another cache hold for this one.
+        """Whether committed rows of another cache can be used in this one.
 
-        Those of other weights or LongRoPE frequencies do not, and neither do rows alone where there are states of
-        recurrent layers, or a window.
+        They cannot if its layout, and so its weights, or its LongRoPE frequencies are others, nor if either cache has
+        states of recurrent layers or a window, since rows are not all there is then.
         """
         same_keys = source.layout is self.layout and source.long_rope == self.long_rope
         return same_keys and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
@@ -272,7 +273,7 @@ class TreeCache(Cache):
         """Commit the first rows of another cache to this empty one, at most so many.
 
         Returns:
-            How many were; 0 where they do not hold for this one.
+            How many were committed; 0 if they cannot be used in this cache.
         """
         rows = min(rows, source.length)
         if not self.can_resume(source) or rows <= 0:
@@ -297,12 +298,12 @@ class TreeCache(Cache):
 
     @property
     def has_only_rows(self) -> bool:
-        """Whether keys and values of layers 0, 1, ... are all there is, without states of recurrent layers."""
+        """Whether layers 0, 1, ... all have keys and values, and there are no states of recurrent layers."""
         return not self.recurrent and list(self.layout.slots) == list(range(len(self.layout.slots)))
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffers in bytes."""
+        """Memory of the buffers and of the states of recurrent layers, in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers) + self.recurrent.nbytes
 
     def _allocate(self, like: Tensor) -> list[Tensor]:
@@ -311,12 +312,12 @@ class TreeCache(Cache):
 
 
 def zero_buffers(layout: CacheLayout, rows: int, like: Tensor) -> list[Tensor]:
-    """Buffers of a layout, of the dtype and device of a tensor."""
+    """Buffers of zeros for so many rows, of the dtype and device of a tensor."""
     return [_zeros((slots, 1, heads, rows, width), like) for heads, width, slots in layout.buffers]
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that take a CPU's memory only where they are written: a text may end, or wait, long before its limit."""
+    """Zeros that on a CPU take memory only where they are written: many texts end, or wait, far below their limit."""
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < LEAST_MAPPED or os.name != "posix":
         return like.new_zeros(shape)

@@ -1,4 +1,4 @@
-"""The states of recurrent layers: what they keep of a text in place of keys and values."""
+"""The states of recurrent layers, which they keep of a text in place of keys and values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 States = dict[tuple[str, int], Tensor]
-"""States by kind ("conv" or "recurrent") and number, each `[tokens, ...]`."""
+"""States by kind ("conv" or "recurrent") and index, each `[tokens, ...]`."""
 
 
 class LayerStates:
@@ -15,7 +15,7 @@ class LayerStates:
 
     Attributes:
         committed: after the last committed token, `[1, ...]`; empty before the first.
-        drafted: after every drafted node, `[drafted, ...]`; after a pass that only reads, of its last token.
+        drafted: after every drafted node, `[drafted, ...]`; after a pass that only reads, after its last token alone.
     """
 
     def __init__(self) -> None:
@@ -23,20 +23,20 @@ class LayerStates:
         self.drafted: States = {}
 
     def copy_committed(self) -> States:
-        """The states that a text is read on from, to be changed at will."""
+        """A copy of the committed states, which the layer may change in place."""
         return {key: state.clone() for key, state in self.committed.items()}
 
     @property
     def nbytes(self) -> int:
         """Memory of the states in bytes."""
-        return sum(state.nbytes for states in (self.committed, self.drafted) for state in states.values())
+        return sum(state.nbytes for state in (*self.committed.values(), *self.drafted.values()))
 
 
 class StatePool:
     """The states of one recurrent layer in a pass over trees.
 
-    First those that are there before it, text by text, the committed one before the drafted ones; then those of the
-    new nodes, as they are appended.
+    The states from before the pass come first, text by text, the committed one before the drafted ones. Those of new
+    nodes follow in the order in which they are appended.
 
     Args:
         texts: the layer's states of each text.
@@ -45,8 +45,8 @@ class StatePool:
 
     def __init__(self, texts: Sequence[LayerStates], nodes: int) -> None:
         states_by_key: dict[tuple[str, int], list[Tensor]] = {}
-        for states in (states for text in texts for states in (text.committed, text.drafted)):
-            for key, state in states.items():
+        for text in texts:
+            for key, state in (*text.committed.items(), *text.drafted.items()):
                 states_by_key.setdefault(key, []).append(state)
         self._used = max((sum(map(len, tensors)) for tensors in states_by_key.values()), default=0)
         self._size = self._used + nodes
@@ -57,7 +57,7 @@ class StatePool:
         return {key: state[rows] for key, state in self._states.items()}
 
     def append(self, states: States) -> None:
-        """Add the states after the nodes of a level."""
+        """Append the states after the nodes of a level."""
         start = self._used
         for key, state in states.items():
             if key not in self._states:
@@ -77,7 +77,7 @@ class RecurrentStates:
 
     Attributes:
         layers: their states by name.
-        is_reading: whether all tokens of the pass will be committed, so that layers keep the last one's state only.
+        is_reading: whether all tokens of the pass will be committed, so that layers keep only the last one's states.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -90,12 +90,12 @@ class RecurrentStates:
 
     @property
     def has_committed(self) -> bool:
-        """Whether there are states after a committed token."""
+        """Whether a token has been committed, after which there are states."""
         return any(states.committed for states in self.layers.values())
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """During a pass all of whose tokens will be committed, and during that commit."""
+        """Context manager for a pass all of whose tokens will be committed, and for that commit; sets `is_reading`."""
         self.is_reading = True
         try:
             yield
@@ -103,7 +103,7 @@ class RecurrentStates:
             self.is_reading = False
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Go on from the last of these drafted rows, and drop the others."""
+        """Make the states after the last of these drafted rows the committed ones, and drop all drafted ones."""
         for states in self.layers.values():
             if rows:
                 row = -1 if self.is_reading else rows[-1]

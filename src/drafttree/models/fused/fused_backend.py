@@ -1,4 +1,4 @@
-"""The backend that runs decoders of the known families on fused layers: their function with less in between.
+"""The backend that runs decoders of the known families on fused layers, with fewer operations and less Python.
 
 A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
 dozen Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.families import Entry, LayerInputs, describe, why_not_known
+from drafttree.models.families import Entry, LayerInputs, LayerKind, describe, why_not_known
 from drafttree.models.fused.fused_layer import FusedLayer, NormCall, PassContext
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
@@ -35,7 +35,7 @@ class FusedBackend:
         layout: layout of its KV caches.
         spans: how far back layers attend, each value once.
         groups: query heads that share a key head, in the first layer.
-        hidden: width of the states that a draft head reads, 0 for a model.
+        hidden: width of the states that a draft head reads; 0 for a model.
         has_long_rope: whether rotary embeddings have other frequencies beyond their original context.
         is_uniform: whether all layers have heads of one shape, and keys and values of their own.
         empty: an empty tensor of the model's dtype, on its device.
@@ -55,10 +55,9 @@ class FusedBackend:
         self.spans = architecture.spans
         self.has_long_rope = architecture.has_long_rope
         first_attention = architecture.blocks[0].attention
-        shapes = {
-            (block.attention.key_heads, block.attention.kind.groups, block.attention.width)
-            for block in architecture.blocks
-        }
+        shapes = set[tuple[int, int, int]]()
+        for block in architecture.blocks:
+            shapes.add((block.attention.key_heads, block.attention.kind.groups, block.attention.width))
         self.is_uniform = len(shapes) == 1 and len(architecture.layout.slots) == len(architecture.blocks)
         self.groups = first_attention.kind.groups
         self.hidden = architecture.embedding.embedding_dim if architecture.entry else 0
@@ -70,18 +69,15 @@ class FusedBackend:
         self._layer_inputs = architecture.layer_inputs
         self._norm: NormCall = (lambda x: x) if architecture.norm is None else norm_call(architecture.norm)
         self._head = fuse(architecture.head)
-        layer_kinds = dict.fromkeys(layer.kind for layer in self._layers)
-        rotaries = {layer_kind: architecture.rotaries[layer_kind.layer_type] for layer_kind in layer_kinds}
         dtype = self.empty.dtype
-        self._angles = {
-            layer_kind: RotaryAngles(rotary.frequencies, rotary.scaling, dtype)
-            for layer_kind, rotary in rotaries.items()
-        }
-        self._long_angles = self._angles | {
-            layer_kind: RotaryAngles(rotary.long_frequencies, rotary.scaling, dtype)
-            for layer_kind, rotary in rotaries.items()
-            if rotary.long_frequencies is not None
-        }
+        self._angles: dict[LayerKind, RotaryAngles] = {}
+        self._long_angles: dict[LayerKind, RotaryAngles] = {}
+        for layer_kind in dict.fromkeys(layer.kind for layer in self._layers):
+            rotary = architecture.rotaries[layer_kind.layer_type]
+            angles = RotaryAngles(rotary.frequencies, rotary.scaling, dtype)
+            self._angles[layer_kind] = self._long_angles[layer_kind] = angles
+            if rotary.long_frequencies is not None:
+                self._long_angles[layer_kind] = RotaryAngles(rotary.long_frequencies, rotary.scaling, dtype)
         self._embedding_scale = 1.0 if architecture.embedding_multiplier is None else architecture.embedding_multiplier
         self._logits_divisor = architecture.logits_divisor
         self._logits_cap = architecture.logits_cap
@@ -123,17 +119,17 @@ class FusedBackend:
         states_by_segment = zip(split(x, [segment.nodes for segment in segments]), segments, strict=True)
         wanted_states = [segment.wanted_of(segment_states) for segment_states, segment in states_by_segment]
         logits = split(self.logits(join(wanted_states)), [states.shape[1] for states in wanted_states])
-        return [Output(*output_fields) for output_fields in zip(logits, split_layers(segments, hidden), strict=True)]
+        return [*map(Output, logits, split_layers(segments, hidden))]
 
     def run_layers(
         self, inputs: PassInputs, hidden_layers: tuple[int, ...], long_rope: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`.
+        """Run the layers; the states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`.
 
         Args:
-            inputs: of the pass.
-            hidden_layers: the layers asked for.
-            long_rope: whether the long frequencies of LongRoPE hold.
+            inputs: the inputs of the pass.
+            hidden_layers: the layers whose states are wanted, as of `forward`.
+            long_rope: whether LongRoPE's long frequencies apply.
         """
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
@@ -170,7 +166,7 @@ class FusedBackend:
 
 
 class _FusedEntry:
-    """What a draft head begins with."""
+    """The beginning of a draft head on fused weights."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -180,7 +176,7 @@ class _FusedEntry:
         self._projection = None if entry.projection is None else fuse(entry.projection)
 
     def __call__(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual stream at its beginning, and what the attention of the first layer reads instead of it."""
+        """The first residual stream, and what the first layer's attention reads in its place; None for the stream."""
         normed_states = self._state_norm(states)
         normed_inputs = [self._token_norm(embedded), normed_states]
         joined_inputs = torch.cat(normed_inputs[::-1] if self._entry.states_first else normed_inputs, -1)
@@ -190,7 +186,7 @@ class _FusedEntry:
 
 
 def _computed(inputs: LayerInputs | None, tokens: Tensor, x: Tensor) -> Tensor | None:
-    """What layers read beside the residual stream, which begins with `x`, as the module computes it."""
+    """What layers read beside the residual stream, computed by the module; `x` is the first residual stream."""
     if inputs is None:
         return None
     decoder = inputs.decoder

@@ -72,8 +72,8 @@ class FusedLayer:
         Args:
             x: the residual stream.
             context: what layers of its kind share.
-            rows: its part of the pass's rows.
-            read: what its attention reads, None for the stream after the norm before it.
+            rows: its entry of `PassInputs.rows`.
+            read: what its attention reads, None for the residual stream after the norm before attention.
         """
         attention_out = self._attention(self._before_attention(x) if read is None else read, context, rows)
         residual = self._add(x, self._out, attention_out, self._after_attention)
@@ -88,7 +88,7 @@ class FusedLayer:
         return self._mlp.activation
 
     def _feed(self, x: Tensor, read: Tensor) -> Tensor:
-        """The residual stream after the MLP, given what it reads, and after the experts."""
+        """The residual stream after the MLP, which reads `read`, and the experts."""
         if self._experts is None:
             return self._add(x, self._down, self._inner(self._before_mlp(read)), self._after_mlp)
         experts_out = self._experts(x)
@@ -99,7 +99,7 @@ class FusedLayer:
         return x + (self._after_mlp(ffn_out) if self._after_mlp else ffn_out)
 
     def _inner(self, normed: Tensor) -> Tensor:
-        """What the MLP's last projection reads."""
+        """The activations that the MLP's last projection reads."""
         assert self._mlp
         if not self._mlp.gated:
             return self._activation(self._gate_up(normed))
@@ -107,7 +107,7 @@ class FusedLayer:
         return self._activation(gate).mul_(up)
 
     def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: NormCall | None) -> Tensor:
-        """The residual stream after an output was projected and normed."""
+        """Add an output to the residual stream after its projection and its norm."""
         if norm is None and self._multiplier == 1:
             return projection.add_to(x, out)
         projected_out = projection(out)
@@ -126,7 +126,7 @@ class _FusedAttention:
         self._value_norm = norm_call(attention.value_norm) if attention.value_norm else None
 
     def __call__(self, read: Tensor, context: PassContext, rows: Any) -> Tensor:
-        """What was attended to, `[nodes, query heads * width]`."""
+        """The result of attention, `[nodes, query heads * width]`."""
         attention = self._attention
         if attention.interleaved:
             query, key, value = self._qkv(read).unflatten(1, (-1, 3, attention.width)).unbind(2)
@@ -162,7 +162,7 @@ class _FusedExperts:
 
 
 class _FusedInputs:
-    """What a layer makes of its own inputs."""
+    """What a layer adds to the residual stream from its own part of `LayerInputs`."""
 
     def __init__(self, inputs: BlockInputs, index: int) -> None:
         self._index = index
@@ -184,7 +184,7 @@ def _after(norm: Any) -> NormCall | None:
 
 
 def _head_norm(attention: Attention) -> NormCall:
-    """The norm of query heads and key heads behind each other."""
+    """The norm of a tensor of all query heads and, after them, all key heads."""
     query = norm_call(attention.query_norm)
     query_heads = attention.query_heads
     if attention.key_norm is None:  # of a layer that shares keys

@@ -1,4 +1,4 @@
-"""One or several linear layers of one input as one product, on their own weights as they lie in memory."""
+"""Linear layers of one input as one product; their weights become views of one tensor."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ class FusedLinear:
     """One or several linear layers of one input as one product.
 
     Args:
-        layers: the layers; their parameters become views of the fused ones.
+        layers: their parameters become views of the fused ones.
 
     Attributes:
-        width: number of outputs.
+        width: number of outputs of all layers together.
     """
 
     def __init__(self, *layers: Any) -> None:
@@ -34,7 +34,7 @@ class FusedLinear:
 
 
 class FusedInt8Linear:
-    """The same of layers with weights of eight bits."""
+    """As `FusedLinear`, of layers with weights of eight bits."""
 
     def __init__(self, *layers: Int8Linear) -> None:
         self._bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
@@ -60,16 +60,17 @@ def fuse(*layers: Any) -> FusedProduct:
 
 
 def multiplies_bfloat16_fast(device: torch.device) -> bool:
-    """Whether a device has instructions for products in bfloat16, rather than converting every value."""
+    """Whether a device has instructions for products in bfloat16; others convert every value first."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 def _join(parts: list[Any]) -> Tensor:
-    """Parameters stacked along their first dimension, in the memory order they have.
+    """Stack parameters along their first dimension, and make each a view of its part.
 
-    Parameters that were joined before are not copied again: several backends may share a module.
+    The result is row-major or column-major as they are. Parameters that were joined before, for another backend of the
+    same module, are not copied again.
     """
     if len(parts) == 1:
         return parts[0]
@@ -77,9 +78,9 @@ def _join(parts: list[Any]) -> Tensor:
         return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
     is_input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
     with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
-        columns = [parameter.data.t() if is_input_major else parameter.data for parameter in parts]
-        fused_parameter = torch.cat(columns, 1).t() if is_input_major else torch.cat(columns)
-        for parameter, view in zip(parts, fused_parameter.split([len(parameter) for parameter in parts]), strict=True):
+        tensors = [parameter.data for parameter in parts]
+        fused_parameter = torch.cat([*map(torch.t, tensors)], 1).t() if is_input_major else torch.cat(tensors)
+        for parameter, view in zip(parts, fused_parameter.split([*map(len, parts)]), strict=True):
             parameter.data = view
     return fused_parameter
 

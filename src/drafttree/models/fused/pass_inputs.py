@@ -1,4 +1,4 @@
-"""The inputs of a pass through fused layers over one request or several, and the attention in it."""
+"""The inputs of a pass through fused layers over one request or several, and the pass's attention."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,16 +14,16 @@ from drafttree.models.windows import EVERYTHING, Span
 
 
 class PassAttention(Protocol):
-    """What the layers of a pass ask of attention, which alone knows whose rows are whose."""
+    """Attention in a pass: layers see one sequence of nodes, and only this knows which rows belong to which request."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Any, scale: float) -> Tensor:
-        """Store new keys and values and attend to all that a node may see.
+        """Store new keys and values, and attend from each node to all rows that it may see.
 
         Args:
             query: `[nodes, heads, width]`.
             key: `[nodes, key heads, width]`.
             value: `[nodes, key heads, width]`.
-            rows: the layer's part of the pass's rows, which a layer hands on as it is.
+            rows: the layer's entry of `PassInputs.rows`, which the layer hands on unchanged.
             scale: factor of the scores.
 
         Returns:
@@ -32,17 +32,17 @@ class PassAttention(Protocol):
         ...
 
     def read(self, query: Tensor, rows: Any, scale: float) -> Tensor:
-        """Attend to all that a node may see, as `attend` does, where another layer has stored the new rows."""
+        """Attend as `attend` does, to rows in which another layer has stored the new keys and values."""
         ...
 
 
 class LayerRows(NamedTuple):
-    """The rows of one layer.
+    """Views of the rows of one layer.
 
     Attributes:
-        stored: keys and values `[1, key heads, rows, width]` by segment.
-        new: those of the nodes alone, each `[nodes, key heads, width]`, to be written: the keys by segment, then the
-            values.
+        stored: by segment all keys and all values, each `[1, key heads, rows, width]`.
+        new: the rows where the nodes' keys and values are written, each `[nodes, key heads, width]`: the keys by
+            segment, then the values by segment.
     """
 
     stored: Sequence[tuple[Tensor, Tensor]]
@@ -55,7 +55,7 @@ class Visibility(NamedTuple):
     Attributes:
         mask: additive attention mask, as `TreePlan.mask` makes it.
         span: how far back layers attend.
-        blocks: how attention is split where texts must not depend on trees, else None.
+        blocks: how attention is split for `exact_text`; None without it.
     """
 
     mask: Tensor | None
@@ -63,7 +63,7 @@ class Visibility(NamedTuple):
     blocks: list[QueryBlock] | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Attend `[nodes, key heads, groups, width]` to rows `[1, key heads, rows, width]`; of the query's shape."""
+        """Attend from `[nodes, key heads, groups, width]` to rows `[1, key heads, rows, width]`."""
         if self.blocks is None and len(query) == 1:
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
         grouped_query = query[None].permute(0, 2, 3, 1, 4)
@@ -76,11 +76,11 @@ class Visibility(NamedTuple):
 
 
 class RowAttention(NamedTuple):
-    """Attention of every segment to the rows of its own KV cache, in a call for each. See `PassAttention`.
+    """Attention of every segment to the rows of its own KV cache, one call for each. See `PassAttention`.
 
     Attributes:
-        sizes: nodes of every segment.
-        visible: what they attend to.
+        sizes: number of nodes of every segment.
+        visible: rows that the nodes of every segment attend to.
     """
 
     sizes: list[int]
@@ -109,9 +109,9 @@ class PassInputs(NamedTuple):
     Attributes:
         tokens: `[1, nodes]` token ids.
         positions: `[1, nodes]`.
-        hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
-        rows: per layer, as its attention wants them.
-        attention: makes the attention of the layers that attend so far back, so many of whose query heads share a key
+        hidden: `[1, nodes, hidden]` states that a draft head reads; empty for a model.
+        rows: by layer, the rows in the form that its attention takes.
+        attention: makes the attention of layers, given how far back they attend and how many query heads share a key
             head.
     """
 

@@ -10,8 +10,8 @@ SMALLEST_TABLE = 1024
 class RotaryAngles:
     """Cosines and sines of a rotary embedding, by position.
 
-    On a CPU they are kept in a table, which grows with the positions that are asked for: a pass looks them up in three
-    operations instead of computing them in ten. A recorded pass computes them, since its memory must not move.
+    On a CPU they are looked up in a table, which grows with the positions asked for: three operations a pass instead of
+    ten. On other devices every pass computes them, since the memory that a recorded pass reads must not move.
 
     Args:
         frequencies: `[pairs]`.

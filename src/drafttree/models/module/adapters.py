@@ -1,26 +1,33 @@
-"""Adapters of peft whose effect is not in the layers alone: peft's wrapper, which is not run, adds to it in a call."""
+"""Adapters of peft that act not only by their layers, but also by peft's wrapper, which drafttree does not run."""
 
 from torch import nn
 
 OF_CALLS = ("forward", "generate", "_enable_peft_forward_hooks")
-"""Methods by which a tuner of peft has a call act otherwise than its layers do."""
+"""Methods by which a tuner of peft changes calls beyond what its layers do."""
 BY_LAYERS = {"LoraModel", "AdaLoraModel", "RoadModel", "GloraModel"}
-"""Tuners that have such methods for losses, or for adapters by row that a caller names."""
+"""Tuners whose methods of these names only compute losses, or serve callers who name an adapter for each row."""
 
 
 def acts_by_call(tuner: type[nn.Module]) -> bool:
-    """Whether what a tuner of peft does is not in the layers alone (X-LoRA, Poly, ...)."""
-    peft_classes = (cls for cls in tuner.__mro__ if cls.__name__ != "BaseTuner" and cls.__module__.startswith("peft."))
-    return tuner.__name__ not in BY_LAYERS and any(name in vars(cls) for cls in peft_classes for name in OF_CALLS)
+    """Whether a tuner of peft acts by more than its layers (X-LoRA, Poly, ...)."""
+    if tuner.__name__ in BY_LAYERS:
+        return False
+    for cls in tuner.__mro__:
+        is_of_peft = cls.__name__ != "BaseTuner" and cls.__module__.startswith("peft.")
+        if is_of_peft and not vars(cls).keys().isdisjoint(OF_CALLS):
+            return True
+    return False
 
 
 def activated_adapter(part: nn.Module) -> str | None:
-    """The name of a layer's aLoRA adapter that is active and enabled, None without one.
+    """The name of a layer's aLoRA adapter that is active and enabled, None if there is none.
 
-    Activated LoRA (Greenewald et al. 2025) adapts tokens behind its invocation tokens, and a layer sees no tokens.
+    Activated LoRA (Greenewald et al. 2025) adapts only tokens after its invocation tokens, which a layer does not see.
     """
     variants = getattr(part, "lora_variant", None)
     if not isinstance(variants, dict) or getattr(part, "disable_adapters", False):
         return None
-    active_names = (name for name in getattr(part, "active_adapters", ()) if name in variants)
-    return next((name for name in active_names if type(variants[name]).__name__.startswith("ALora")), None)
+    for name in getattr(part, "active_adapters", ()):
+        if name in variants and type(variants[name]).__name__.startswith("ALora"):
+            return name
+    return None

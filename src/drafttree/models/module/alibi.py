@@ -1,7 +1,8 @@
 """ALiBi: a bias of each score that grows with the distance between two tokens (Press et al. 2022).
 
-The modules add a bias per row of the KV cache, since softmax takes no notice of what a query adds to all of its scores.
-They count rows, but those of branches lie behind each other, so biases are picked by the positions of rows instead.
+A bias per row of the KV cache is enough, since a number added to all scores of a query changes nothing. The modules
+number rows by their order, but in a tree rows of several branches follow each other, so biases are picked by the
+positions of rows instead.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ BUILDERS = {"bloom": "build_alibi_tensor", "mpt": "build_mpt_alibi_tensor"}
 
 
 def has_alibi(config: Any) -> bool:
-    """Whether a model's scores have biases of this kind."""
+    """Whether a model adds ALiBi biases to its scores."""
     return config.model_type in BUILDERS or bool(getattr(config, "alibi", False))
 
 
 @contextmanager
 def biases_by_position(decoder: Any, positions: Tensor) -> Iterator[None]:
-    """Let passes bias the rows of a KV cache by these positions `[rows]`."""
+    """Context manager: passes add to each row of the KV cache the bias of its position, given as `[rows]`."""
     model_type = decoder.config.model_type
     builder = getattr(decoder, BUILDERS[model_type])
     rows = positions - positions.min()

@@ -1,28 +1,29 @@
-"""A fingerprint of a module, which tells whether what was derived from it and kept of its texts still holds.
+"""A fingerprint of a module, which tells whether a backend made for it and rows of earlier texts are still valid.
 
-Fused layers bypass the module's own `forward`, they compute with copies of weights and tables of rotary angles, and the
-rows of earlier texts are those of the module as it was. So a module is compared with its fingerprint whenever a text
-begins (`SelectedBackend`). The fingerprint differs after
+Fused layers bypass the module's own `forward` and compute with copies of weights and tables of rotary angles, and rows
+of earlier texts were computed by the module as it was then. So a module is compared with its fingerprint whenever a
+text begins (`SelectedBackend`). The fingerprint differs after
 
 - a hook was added or removed, on any submodule or globally, and after a module or its class got another `forward`;
 - a submodule was replaced or got another class (adapters, parametrizations);
 - any value that decides a text was changed, wherever a module holds it: numbers, strings and tensors as attributes, in
-  lists, sets and dicts, in its config, and in objects and modules that it holds as plain attributes. So are adapters
-  noticed that are switched, scaled or disabled;
+  lists, sets and dicts, in its config, and in objects and modules that it holds as plain attributes. This includes
+  adapters that are switched, scaled or disabled;
 - a parameter was replaced; any tensor was moved or assigned by `.data =`, which changes its address;
 - a tensor was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
   version; tensors made in inference mode have none;
-- an edit that raises no version (`weight.data.mul_(2)`, any edit of such a tensor) changed an entry that is compared:
-  an entry of every row and of every column of a matrix, and vectors as a whole.
+- an edit that raises no version (`weight.data.mul_(2)`, any edit of a tensor made in inference mode) changed an entry
+  that is compared: at least one in each row and column of a matrix, and all of a vector.
 
 It does not notice
 
 - an edit through `.data` of a few entries of a matrix;
-- another method than `forward` that is replaced on a class, functions that a `forward` calls, and globals it reads;
-- what objects that are compared as wholes hold, and containers of more than `LONGEST` entries;
+- changes of methods of a class other than `forward`, of functions that a `forward` calls, and of globals it reads;
+- changes inside objects that are compared by identity, and in containers of more than `LONGEST` entries;
 - any change while a text is being generated.
 
-What of this hooks, functions and layers of no library have, `unseen` names (`drafttree.models.module.unseen_state`).
+If hooks, functions or layers from outside of known libraries have such state, `unseen` names it
+(`drafttree.models.module.unseen_state`).
 """
 
 import math
@@ -52,23 +53,22 @@ from drafttree.models.module.unseen_state import (
 )
 
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types of whole numbers that entries are compared as, by their size in bytes, so that NaN equals itself."""
+"""Integer types by size in bytes, as which entries are compared, so that NaN equals itself."""
 
 
 class Fingerprint:
     """The state of a module when the fingerprint was taken.
 
-    Weights that layers have released (`drafttree.models.module.released`) stay so; those that were given back are
-    released again where that can be.
-
-    It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
+    Weights that layers have released (`drafttree.models.module.released`) stay released; those that were given back are
+    released again if possible. `docs/performance.md` says what a comparison costs.
 
     Args:
         module: the module to compare with later. The memory of its tensors is kept, so that no other tensor gets their
             address.
 
     Attributes:
-        unseen: where the module has a hook or a `forward` that may have a state of its own, None if nowhere.
+        unseen: a hook, function or attribute of the module that may have a state which is not compared, None if there
+            is none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -97,7 +97,7 @@ class Fingerprint:
         self.unseen = unseen_state(module, self._owners)
 
     def matches(self) -> bool:
-        """Whether the module is as it was."""
+        """Whether the module is as it was when the fingerprint was taken."""
         for release in self._released:
             release.take_back()
         members = self._read_members()
@@ -113,7 +113,7 @@ class Fingerprint:
         return True
 
     def _walk(self) -> None:
-        """Find all that the module holds, and write down what it is, in one order."""
+        """Visit all that the module holds in a fixed order, and record facts, tensors, containers and owners."""
         facts = self._facts
         indices = dict[int, int]()
         scratch_ids = set[int]()
@@ -162,12 +162,12 @@ class Fingerprint:
                 facts.append(id(value))
 
     def _equals(self, now: "Fingerprint") -> bool:
-        """Whether all that was replaced is equal to what it was, given that the tensors of then are unchanged."""
+        """Whether all that was replaced equals what it was before; the tensors of `self` must be unchanged."""
         same_count = len(self._tensors) == len(now._tensors)
         return same_count and self._facts == now._facts and all(map(_is_same, self._tensors, now._tensors))
 
     def _read_members(self) -> list[object]:
-        """All that the module holds, classes, hooks and the `forward` functions of classes included."""
+        """All objects that the module holds, including classes, hooks and the `forward` functions of classes."""
         dicts = [*filter(None, self._dicts)]
         classes = map(type, self._owners)
         class_members = (vars(cls).values() for cls in self._foreign)
@@ -176,28 +176,27 @@ class Fingerprint:
         return list(map(stand_in, members))
 
     def _read_state(self) -> tuple[list[int], list[int]]:
-        """Addresses and versions of all tensors."""
+        """Addresses and versions of the tensors that have them."""
         return list(map(Tensor.data_ptr, self._plain)), list(map(operator.attrgetter("_version"), self._versioned))
 
     def _read_entries(self) -> list[Tensor]:
-        """The samples of all tensors, by device and size of a number."""
+        """The samples of all tensors, concatenated by device and size of an entry."""
         return [torch.cat(list(map(torch.flatten, views))) for views in self._views]
 
 
 def _working_buffers(part: nn.Module) -> list[Tensor]:
-    """Buffers that LongRoPE writes in every pass, from others."""
+    """Buffers of LongRoPE that every pass overwrites, with values of other buffers."""
     if "longrope" not in str(getattr(part, "rope_type", "")):
         return []
-    named_buffers = part._buffers.items()
-    return [
-        buffer
-        for name, buffer in named_buffers
-        if buffer is not None and name.endswith("inv_freq") and "original" not in name
-    ]
+    buffers = []
+    for name, buffer in part._buffers.items():
+        if buffer is not None and name.endswith("inv_freq") and "original" not in name:
+            buffers.append(buffer)
+    return buffers
 
 
 def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:
-    """Whether a tensor is the one that it was; one that is no parameter may have been replaced by an equal one."""
+    """Whether a tensor is the same as before; other tensors than parameters may be replaced by equal ones."""
     if old is new:
         return True
     if isinstance(old, Release):
@@ -222,9 +221,9 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int | None:
-    """The number of in-place edits of a tensor, None if torch does not count that: it was made in inference mode.
+    """The number of in-place edits of a tensor, None if torch does not count them, as of tensors of inference mode.
 
-    `is_inference` does not tell: assigning `.data` resets it and not the counter.
+    `is_inference` does not tell which, since assigning `.data` resets it but not the counter.
     """
     try:
         return tensor._version
@@ -233,7 +232,7 @@ def version(tensor: Tensor) -> int | None:
 
 
 def samples(weight: Tensor) -> list[Tensor]:
-    """Views of entries of a weight: one at least of every row and column of a matrix, and all of a vector.
+    """Views of entries of a weight: at least one in each row and column of a matrix, and all of a vector.
 
     Weights of more dimensions count as matrices.
     """
@@ -251,7 +250,7 @@ def samples(weight: Tensor) -> list[Tensor]:
 
 
 def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a tensor cut between two of its dimensions, such that few entries are in all of them."""
+    """The matrix shape of a tensor that is nearest to a square, so that few samples cover its rows and columns."""
     cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
     return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
 
@@ -261,10 +260,10 @@ BackendT = TypeVar("BackendT")
 
 
 class SelectedBackend(Generic[ModuleT, BackendT]):
-    """Holds a backend and compares its module with a fingerprint.
+    """Holds the backend of a module, and selects another one after the module has changed.
 
     Args:
-        module: the weights and what is computed with them.
+        module: the module.
         select: makes a backend for the module.
 
     Attributes:
@@ -278,7 +277,7 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         self._make()
 
     def refresh(self) -> bool:
-        """Select a backend anew if the module has changed since the last time, and return whether it had.
+        """Select a backend again if the module has changed since the last time; whether it had.
 
         Raises:
             ModelError: no backend serves the module any more.

@@ -1,8 +1,8 @@
 """LongRoPE: rotary embeddings with two sets of frequencies, the long ones for texts beyond the original context.
 
-A pass uses the long ones if any of its positions lies beyond (Ding et al. 2024, as transformers implements it). Then
-the keys of the whole text have to be computed anew, which the Phi models do, and only those are run beyond the original
-context.
+A pass uses the long ones if any of its positions lies beyond it (Ding et al. 2024, as transformers implements it). Then
+the keys of the whole text have to be computed anew. Only the Phi models do that, so other models are used up to the
+original context.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
 
 
 def rope_switch(module: PreTrainedModel) -> int | None:
-    """The position from which a module computes every token of a text with its long frequencies, if there is one."""
+    """The position from which a module computes all keys of a text with its long frequencies, None if it never does."""
     original_length = original_context(module.config.get_text_config())
     return original_length if module.config.model_type in RECOMPUTING else None
 
 
 def context_limit(module: PreTrainedModel) -> int | None:
-    """The number of positions a module can be used for, None if there is no limit."""
+    """The largest number of positions of a text, None for no limit."""
     config = module.config.get_text_config()
     original_length = original_context(config)
     if original_length is not None and module.config.model_type not in RECOMPUTING:
@@ -52,11 +52,11 @@ def long_frequencies_of(rotary: Any) -> Tensor | None:
 
 
 def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
-    """The frequencies `[pairs]` of a rotary embedding, where LongRoPE has others too the short ones.
+    """The frequencies `[pairs]` of a rotary embedding; of LongRoPE the short ones.
 
     Args:
         rotary: the embedding.
-        layer_type: type of the layers they are for, where the embedding knows several (Gemma 3).
+        layer_type: type of the layers, for an embedding that has frequencies for several (Gemma 3).
     """
     if getattr(rotary, "rope_type", None) == "longrope":
         return rotary.original_inv_freq  # inv_freq are those of the latest pass
@@ -65,14 +65,14 @@ def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
 
 
 def ropes(config: Any) -> list[dict]:
-    """The parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
+    """The parameters of the rotary embeddings: one dict for all layers, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [layer_rope for layer_rope in rope.values() if isinstance(layer_rope, dict)] or [rope]
 
 
 @contextmanager
 def long_frequencies(module: PreTrainedModel, switch: int) -> Iterator[None]:
-    """Let passes use the long frequencies, whatever their positions: one beyond the original context is added."""
+    """Context manager: passes use the long frequencies, since a position beyond the original context is added."""
 
     def add(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
         x, *arguments = given

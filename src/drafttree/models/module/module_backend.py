@@ -1,9 +1,8 @@
-"""The backend that runs transformers' own module, with our attention in its layers."""
+"""The backend that runs the transformers module itself, with our attention function in its layers."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
-from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -34,8 +33,7 @@ from drafttree.models.segment import Output, Segment, forward_in_groups, split, 
 class ModuleBackend:
     """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
-    During a pass its layers attend by our function. Families that know no attention functions are given the tree as a
-    mask.
+    During a pass its layers call our attention function. Families whose layers call none are given the tree as a mask.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -80,29 +78,24 @@ class ModuleBackend:
 
     @cached_property
     def _shared_cache(self) -> type[SharedCache] | None:
-        """The cheapest KV cache with which layers can be handed several requests at once, which is tried out."""
+        """The cheapest cache with which a shared pass gave the right logits when tried, None if neither did."""
         if self._takes_mask:
             return None
-        cache_classes = (SharedCache, JoinedCache)
-        return next(
-            (
-                cache_class
-                for cache_class in cache_classes
-                if shares_alike(self, self._module, partial(self._run, kind=cache_class))
-            ),
-            None,
-        )
+        for cache_class in (SharedCache, JoinedCache):
+            if shares_alike(self, self._module, partial(self._run, kind=cache_class)):
+                return cache_class
+        return None
 
     def _run(
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
     ) -> list[Output]:
         """A pass over segments of one group."""
         inputs = ModuleInputs.of(segments, self._dtype, self.device, kind)
-        starts = accumulate((segment.nodes for segment in segments), initial=0)
-        wanted_ranges = [
-            range(start, start + segment.nodes)[segment.wanted]
-            for start, segment in zip(starts, segments, strict=False)
-        ]
+        scored_nodes: list[int] = []
+        start = 0
+        for segment in segments:
+            scored_nodes += range(start, start + segment.nodes)[segment.wanted]
+            start += segment.nodes
         with ExitStack() as contexts:
             contexts.enter_context(attending_to_trees(self._attending))
             if self._recurrent:
@@ -112,21 +105,19 @@ class ModuleBackend:
                 contexts.enter_context(biases_by_position(decoder_of(self._module), positions))
             if self._rope_switch is not None and segments[0].cache.long_rope:
                 contexts.enter_context(long_frequencies(self._module, self._rope_switch))
-            output = self._score(inputs, [*chain(*wanted_ranges)], hidden_layers)
+            output = self._score(inputs, scored_nodes, hidden_layers)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        logits = split(output.logits, [len(wanted_range) for wanted_range in wanted_ranges])
-        return [
-            Output(*output_fields) for output_fields in zip(logits, split_layers(segments, output.hidden), strict=True)
-        ]
+        logits = split(output.logits, [len(segment.wanted_nodes) for segment in segments])
+        return [*map(Output, logits, split_layers(segments, output.hidden))]
 
     def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
-        """A pass of the module, which returns the logits of the nodes in `scored`."""
+        """Run the module; the output has the logits of the nodes in `scored`."""
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
         mask_arguments = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
-            # the head is given indices: for the number 1 some models (Gemma 4) leave out nodes
+            # indices of nodes, since for the number 1 some models (Gemma 4) leave out nodes
             out = self._module(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
@@ -138,14 +129,14 @@ class ModuleBackend:
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
     def _stepping(self, segments: Sequence[Segment], given: Cache) -> AbstractContextManager[None]:
-        """Run recurrent layers, which are given this cache, along the trees."""
+        """Context manager: recurrent layers run along the trees; `given` is the cache that the module hands them."""
         texts = [segment.cache.recurrent for segment in segments]
         steps = None if texts[0].is_reading else TreeSteps(segments, self.device)
         return stepping(self._recurrent, given, texts, steps)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-        """Capture the hidden states of these layers by hooks: `output_hidden_states` would keep those of all layers."""
+        """Capture the states of these layers by hooks, since `output_hidden_states` would keep those of all layers."""
         states: dict[int, Tensor] = {}
         with ExitStack() as undo:
             for layer in set(layers):
@@ -167,7 +158,7 @@ class ModuleBackend:
 
 @torch.inference_mode()
 def layout_of(module: PreTrainedModel) -> CacheLayout:
-    """The layout of the KV cache of a module that has its own attention, found by a pass over one token."""
+    """The layout of a module's KV cache, found by a pass over one token with its own attention."""
     cache = DynamicCache(config=module.config)
     module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(module)), **as_cache(module, cache))
     layers: dict[int, Any] = dict(enumerate(cache.layers))
@@ -180,13 +171,13 @@ def layout_of(module: PreTrainedModel) -> CacheLayout:
 
 
 def _group_of(segment: Segment) -> Hashable:
-    """Segments of a pass have the same rotary frequencies, and one that recurrent layers only read is alone in it."""
+    """Segments may share a pass if this is equal: those that recurrent layers only read run alone."""
     cache = segment.cache
     return cache.long_rope, cache.recurrent.is_reading and id(cache)
 
 
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The layers of a decoder, which every architecture names differently."""
+    """The list of `count` layers of a decoder, whose name differs by architecture."""
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     if not lists:
         raise ModelError(f"{type(decoder).__name__} has no list of {count} layers whose states can be read")
@@ -196,8 +187,8 @@ def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
 def lay_out_for_cpu(module: nn.Module) -> None:
     """Store the weights of linear layers input-major, which changes no value.
 
-    A product of a few rows with a float32 weight is up to four times faster that way in MKL. A head that shares its
-    weight with the embedding is laid out too: looking up a few scattered rows costs less than the product gains.
+    In MKL this makes products of a few rows with float32 weights up to four times faster. A head that shares its weight
+    with the embedding is included: slower look-ups of a few rows cost less than the faster product gains.
     """
     for weight in {layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)}:
         weight.data = weight.data.t().contiguous().t()

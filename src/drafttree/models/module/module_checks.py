@@ -1,6 +1,6 @@
-"""What a module is, and whether it can be verified in a tree, from its config and its layers.
+"""Properties of a module, and whether it can be verified in a tree, read from its config and its layers.
 
-Layers may be quantised, and accelerate may keep weights elsewhere, so none of this is read from the weights alone.
+Weights alone do not tell: layers may be quantised, and accelerate may keep weights on other devices.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from drafttree.models.module.long_rope import ropes
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATELESS_LAYERS = TREE_LAYERS | {"moe", "mlp"}
 HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
-"""Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
+"""Types of layers of hybrid models beside attention; recurrent ones run level by level (`recurrent_layers`)."""
 MASKED_FAMILIES = {"biogpt", "bloom", "codegen", "falcon", "gpt_neox_japanese", "gptj", "mpt", "nemotron", "stablelm"}
 MASKED_FAMILIES |= {"xglm"}
-"""Model types whose layers know no other attention functions, but only add a given mask to their scores.
+"""Model types whose layers call no attention function of ours, but add a given mask to their scores.
 
-One that `drafttree support --only NAME` finds exact when it is added here belongs here.
+A model type belongs here if `drafttree support --only NAME` finds it exact once it is added.
 """
 DYNAMIC_LAYERS = "torch.ao.nn.quantized.dynamic"
 
@@ -31,8 +31,8 @@ def check_module(module: PreTrainedModel) -> None:
     """Refuse a module that cannot compute logits.
 
     Raises:
-        ModelError: it has no head, weights without values, weights on several devices, layers whose output for one
-            token depends on the other tokens of a pass, or layers that are not numbered from 0.
+        ModelError: the module has no head, weights without values, weights on several devices, layers whose output for
+            one token depends on the other tokens of a pass, or layers that are not numbered from 0.
     """
     name = type(module).__name__
     if module.get_output_embeddings() is None:
@@ -67,7 +67,7 @@ def check_module(module: PreTrainedModel) -> None:
 
 
 def _layer_numbers(module: PreTrainedModel) -> list[int]:
-    """The numbers by which a module's attention layers write to a KV cache; their places where they have none."""
+    """The `layer_idx` of each attention layer, by which it writes to a KV cache; its place where it has none."""
     blocks = getattr(module.get_decoder(), "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         return []
@@ -75,10 +75,10 @@ def _layer_numbers(module: PreTrainedModel) -> list[int]:
 
 
 def _keeps_outliers(part: nn.Module) -> bool:
-    """Whether a layer multiplies the columns with outliers unquantised (LLM.int8, Dettmers et al. 2022).
+    """Whether a layer multiplies columns with outliers unquantised (LLM.int8, Dettmers et al. 2022).
 
-    Which columns these are depends on all rows of a pass. In bfloat16 the differences are as small as those of
-    rounding, so a probe finds them in float32 only.
+    Which columns those are depends on all rows of a pass. A probe finds the effect in float32 only, since in bfloat16
+    it is as small as rounding.
     """
     if not type(part).__module__.startswith("bitsandbytes"):
         return False
@@ -86,7 +86,7 @@ def _keeps_outliers(part: nn.Module) -> bool:
 
 
 def incompatibility(module: PreTrainedModel) -> str | None:
-    """The layers that keep a model from being verified in a tree, None if there are none."""
+    """The kind of layers that keep a model from being verified in a tree, None if there are none."""
     if module.config.is_encoder_decoder:
         return "encoder-decoder (cross-attention) layers"
     config = module.config.get_text_config()
@@ -126,14 +126,14 @@ def incompatibility(module: PreTrainedModel) -> str | None:
 
 
 def takes_mask(module: PreTrainedModel) -> bool:
-    """Whether a module is given the tree as an attention mask, since its layers know no other attention functions."""
+    """Whether a module is given the tree as an attention mask, since its layers do not call our attention function."""
     return module.config.model_type in MASKED_FAMILIES or (
         bool(recurrent_layers(module)) and not _knows_attention_functions(module)
     )
 
 
 def _knows_attention_functions(module: PreTrainedModel) -> bool:
-    """Whether layers hand all they are given to transformers' attention functions, which few hybrids say of theirs."""
+    """Whether layers pass on all arguments to transformers' attention functions, which few hybrids declare."""
     decoder = decoder_of(module)
     is_hybrid = getattr(module, "_is_stateful", False) or bool(recurrent_layers(module))
     return decoder._supports_attention_backend or (is_hybrid and decoder._can_set_attn_implementation())
@@ -154,26 +154,25 @@ def _with_convolutions(module: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def decoder_of(module: PreTrainedModel) -> Any:
-    """The layers without the head. Llama 4 gives itself when it is asked for them, and ModernBERT its head."""
-    candidates = (module.get_decoder(), module.base_model, getattr(module, "model", None))
-    return next(
-        (candidate for candidate in candidates if isinstance(candidate, PreTrainedModel) and candidate is not module),
-        module,
-    )
+    """The decoder without the head. `get_decoder` returns the model itself for Llama 4, and the head for ModernBERT."""
+    for candidate in (module.get_decoder(), module.base_model, getattr(module, "model", None)):
+        if isinstance(candidate, PreTrainedModel) and candidate is not module:
+            return candidate
+    return module
 
 
 def input_device(module: PreTrainedModel) -> torch.device:
-    """The device a module's tokens have to be on, which is not that of weights accelerate brings for every pass."""
+    """The device that a module's token ids must be on, whatever device accelerate keeps its weights on."""
     return _execution_device(module.get_input_embeddings()) or module.device
 
 
 def _execution_device(part: nn.Module) -> torch.device | None:
-    """The device accelerate computes a part on, None where it has no say."""
+    """The device on which accelerate runs a submodule, None without accelerate."""
     device = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
     return None if device is None else torch.device(device)
 
 
 def logits_width(module: PreTrainedModel) -> int:
-    """The size of the vocabulary; the weight of a quantised head may have another shape, or be none."""
+    """The width of the logits, not read from the head's weight, which may be quantised to another shape."""
     width = getattr(module.get_output_embeddings(), "out_features", None)
     return width or module.config.get_text_config().vocab_size

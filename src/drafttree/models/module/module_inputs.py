@@ -1,7 +1,7 @@
-"""What layers of transformers are given in a pass: tokens, a KV cache and what attends to what.
+"""The inputs of layers of transformers in a pass: tokens, a KV cache, and a plan of which nodes attend to which rows.
 
-A single request hands them all of its rows. Several share a cache that stores every request's rows in its own and hands
-them on in a way by which our attention function finds them.
+In a pass over a single request the layers get all of its rows. In a shared pass the cache that they are given stores
+the rows of each request in its own KV cache, and our attention function finds them there.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreeP
 from drafttree.models.segment import PassTensors, Segment
 
 CACHE_NAMES = "cache", "past_key_values", "cache_params"
-"""What transformers calls a cache from 5.24 on, and before, Mamba's last; so do the modules of others, at will."""
+"""Names of the cache's parameter: from transformers 5.24 on, before that, and in Mamba; other modules use any."""
 
 
 @lru_cache(maxsize=256)
 def cache_name(module: type[nn.Module]) -> str | None:
-    """What the forward of a class of modules calls its KV cache, None where it takes none."""
+    """The name of the KV cache among the parameters of a class's forward, None if it takes none."""
     parameters = signature(module.forward).parameters
     return next((name for name in CACHE_NAMES if name in parameters), None)
 
 
 def as_cache(module: nn.Module, cache: Cache) -> dict[str, Any]:
-    """The KV cache as a keyword argument of a module."""
+    """The KV cache as a keyword argument for a module."""
     return {cache_name(type(module)) or CACHE_NAMES[0]: cache}
 
 
@@ -37,8 +37,8 @@ class SegmentCache(Cache):
     """The KV cache of one request, as layers of transformers see it in a pass.
 
     Args:
-        segment: the only one of the pass.
-        positions: `[1, nodes]` its positions, on its device.
+        segment: the only segment of the pass.
+        positions: `[1, nodes]` its positions, on the device of the pass.
     """
 
     def __init__(self, segment: Segment, positions: Tensor) -> None:
@@ -48,18 +48,18 @@ class SegmentCache(Cache):
         self.update = segment.cache.update  # not a method around it: every layer calls it
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Rows in use; for a layer that counts what a node's index has to be added to, to find its position."""
+        """Rows in use; given a layer, the offsets by which it counts positions (see `_offsets`)."""
         return self._cache.get_seq_length() if layer_idx is None else _offsets(self._positions)
 
 
 class SharedCache(Cache):
-    """Stores the new rows of every segment in its own KV cache, and hands them through as they are.
+    """Stores the new rows of every segment in its own KV cache, and returns them to the layer unchanged.
 
-    A layer gives what it is handed to its attention function, which finds the rows of every segment by it.
+    The layer passes them on to its attention function, which by these tensors finds all rows of every segment.
 
     Args:
-        segments: the parts of the pass, in their order.
-        positions: `[1, nodes]` positions of all of them, on their device.
+        segments: the parts of the pass, in order.
+        positions: `[1, nodes]` positions of all segments, on the device of the pass.
     """
 
     def __init__(self, segments: Sequence[Segment], positions: Tensor) -> None:
@@ -70,7 +70,7 @@ class SharedCache(Cache):
         self._rows: dict[int, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[1, heads, nodes, width]`, which are returned."""
+        """Store a layer's new rows `[1, heads, nodes, width]`, and return them."""
         rows = self._store(key_states, value_states, layer_idx)
         self._rows[id(key_states)] = key_states, value_states, rows
         return key_states, value_states
@@ -79,7 +79,7 @@ class SharedCache(Cache):
         """All keys and values by segment `[1, heads, rows, width]`, given what `update` returned.
 
         Raises:
-            ModelError: the layer changed that before it attends.
+            ModelError: the layer has changed what `update` returned before it attends.
         """
         keys, values, rows = self._rows.get(id(key), (None, None, []))
         if keys is not key or values is not value:
@@ -87,31 +87,32 @@ class SharedCache(Cache):
         return rows
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """What a node's index has to be added to, to find its position, for a layer that counts (Llama 4)."""
+        """Given a layer, the offsets by which it counts positions (see `_offsets`); else 0."""
         return 0 if layer_idx is None else _offsets(self._positions)
 
     def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Store new rows; all rows of the layer by segment."""
-        new_rows = zip(keys.split(self._sizes, 2), values.split(self._sizes, 2), strict=True)
-        return [
-            segment.cache.update(*segment_rows, layer)
-            for segment, segment_rows in zip(self._segments, new_rows, strict=True)
-        ]
+        """Store new rows; by segment all rows of the layer."""
+        new_keys = keys.split(self._sizes, 2)
+        new_values = values.split(self._sizes, 2)
+        rows = []
+        for segment, segment_keys, segment_values in zip(self._segments, new_keys, new_values, strict=True):
+            rows.append(segment.cache.update(segment_keys, segment_values, layer))
+        return rows
 
 
 class JoinedCache(SharedCache):
-    """Hands out all rows of all segments behind each other, for layers that expand what they stored (latent attention).
+    """Returns all rows of all segments, concatenated, for layers that expand what they stored (latent attention).
 
-    That copies them, so it is for layers that need it.
+    This copies all rows in every layer, so it is used only where `SharedCache` gives wrong logits.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[1, heads, nodes, width]`; those of all segments `[1, heads, rows, width]`."""
+        """Store a layer's new rows `[1, heads, nodes, width]`; all rows of all segments `[1, heads, rows, width]`."""
         keys, values = zip(*self._store(key_states, value_states, layer_idx), strict=True)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
     def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """All keys and values by segment, given what a layer made of all rows, row by row."""
+        """All keys and values by segment, given what a layer made of each row that `update` returned."""
         counts = [segment.cache.get_seq_length() + segment.nodes for segment in self._segments]
         return [*zip(key.split(counts, 2), value.split(counts, 2), strict=True)]
 
@@ -120,9 +121,9 @@ class SharedPlan:
     """The plans of all segments of a pass, handed to our attention function as `tree_plan`.
 
     Args:
-        segments: the parts of the pass, whose caches are as before it.
-        tensors: the same on their device.
-        cache: what the layers are given as KV cache.
+        segments: the parts of the pass, whose KV caches are as before it.
+        tensors: the segments on the device of the pass.
+        cache: the KV cache that the layers are given.
         dtype: dtype of the additive masks.
     """
 
@@ -135,7 +136,7 @@ class SharedPlan:
         self._plans = [TreePlan(*arguments, dtype) for arguments in plan_arguments]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """What a layer attends from and to, by segment."""
+        """Split by segment what a layer hands to its attention function."""
         segment_inputs = zip(query.split(self._sizes, 2), self._cache.rows_of(key, value), self._plans, strict=True)
         return [AttentionPart(segment_query, *rows, plan) for segment_query, rows, plan in segment_inputs]
 
@@ -147,7 +148,7 @@ class ModuleInputs(NamedTuple):
         tokens: `[1, nodes]` of all segments.
         positions: `[1, nodes]`.
         cache: handed to the layers as KV cache.
-        plan: handed to our attention function as `tree_plan`.
+        plan: passed on to our attention function as `tree_plan`.
     """
 
     tokens: Tensor
@@ -182,6 +183,6 @@ class ModuleInputs(NamedTuple):
 
 
 def _offsets(positions: Tensor) -> Tensor:
-    """`[nodes]`: what a layer that counts (Llama 4) adds a node's index to, to find its position."""
+    """`[nodes]`: what layers that count positions themselves (Llama 4) add to the index of each node."""
     node_positions = positions[0]
     return node_positions - torch.arange(len(node_positions), device=node_positions.device)

@@ -21,8 +21,8 @@ class MtpEmbedding(nn.Module):
         states_first: whether states stand before embeddings in the pair.
 
     Attributes:
-        states: `[1, rows, hidden]` states that the next pass reads. The embeddings stand for None, so that passes
-            over tokens alone, with which backends are compared, depend on every weight.
+        states: `[1, rows, hidden]` states that the next pass reads. If it is None, the embeddings are read in their
+            place: backends are compared in passes over tokens alone, which so depend on every weight.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class MtpEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight, of the layer's dtype and device."""
+        """A weight that has the layer's dtype and device."""
         return self.eh_proj.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -56,6 +56,6 @@ class MtpEmbedding(nn.Module):
 
 
 def mtp_embedding_of(module: Any) -> MtpEmbedding | None:
-    """The embedding of an MTP layer that is run as a language model; None of other modules."""
+    """The embedding of an MTP layer that is run as a language model; None for other modules."""
     embedding = module.get_input_embeddings() if isinstance(module, PreTrainedModel) else None
     return embedding if isinstance(embedding, MtpEmbedding) else None

@@ -1,4 +1,4 @@
-"""Whether a module is what its classes say, so that its layers may be run by other code than their own."""
+"""Whether a module does only what its classes define, so that other code may run its layers."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,22 +21,25 @@ CLASSES = (
 )
 """Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"
-"""transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
+"""Module of hooks that transformers leaves behind, which do nothing without `output_hidden_states`."""
 
 
 def why_not_plain(module: nn.Module) -> str | None:
-    """The hook, or the layer or weight of another kind than its class's, that a module has; None if it has none.
+    """Why a module may do something else than its classes define, None if it cannot.
 
-    What acts otherwise in training mode counts too, while it is in that mode.
+    Reasons are hooks, a replaced forward, classes of layers or weights that are not known, and training mode in layers
+    that act differently then.
     """
     if global_hooks():
         return "a hook of all modules is registered"
-    layers = ((name or type(module).__name__, layer) for name, layer in module.named_modules())
-    return next(filter(None, (_peculiarity(name, layer) for name, layer in layers)), None)
+    for name, layer in module.named_modules():
+        if reason := _peculiarity(name or type(module).__name__, layer):
+            return reason
+    return None
 
 
 def is_plain_module(module: nn.Module) -> bool:
-    """Whether a module has nothing of what `why_not_plain` names."""
+    """Whether a module does only what its classes define."""
     return why_not_plain(module) is None
 
 
@@ -60,12 +63,12 @@ def _peculiarity(name: str, layer: nn.Module) -> str | None:
 
 @lru_cache
 def _reads_mode(cls: type[nn.Module]) -> bool:
-    """Whether modules of a class look whether they are in training mode, as dropout does and linear layers do not."""
+    """Whether methods of a class read `training`, as those of dropout do and of linear layers do not."""
     return any("training" in code.co_names for code in _codes(cls))
 
 
 def _codes(cls: type[nn.Module]) -> Iterator[CodeType]:
-    """The code of the methods of a class, but for those that every module has."""
+    """The code of the methods of a class, without those of `nn.Module`."""
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for method in vars(base).values():
             if isinstance(method, FunctionType):

@@ -1,6 +1,6 @@
-"""Small trees that a backend scores to be compared with the untouched module: behind a prefix, and at late positions.
+"""Small trees by which a backend is compared with the untouched module: after a prefix, and at late positions.
 
-A module whose layers attend or scale otherwise there would be right in a short text and wrong in a long one.
+A backend that attends or scales wrongly at late positions would be right in short texts and wrong in long ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,28 +26,28 @@ PREFIX = 12
 """Tokens before the first tree, read in two passes."""
 PARENTS = (-1, 0, 0, 1, 2, 4)
 LEAVES = (3, 5)
-"""Nodes that are compared: the ends of two paths of different lengths."""
+"""Nodes whose logits are compared: the ends of two paths of different lengths."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
-"""The tolerance of dtypes of less precision than float32."""
+"""The tolerance of dtypes with less precision than float32."""
 ALIGNMENT = 1 << 13
-"""Late positions begin at a multiple of this, so that chunks of attention begin there too."""
+"""Late positions start at a multiple of this, so that a chunk of chunked attention starts there too."""
 EDGE = 2
-"""Rows before the first that the root of a tree attends to: no node may attend to them."""
+"""Rows before the window of a tree's root, which no node may attend to."""
 
 Rows = Sequence[tuple[Tensor, Tensor]]
-"""By layer, keys and values `[1, key heads, rows, width]`."""
+"""Keys and values `[1, key heads, rows, width]` of each layer."""
 
 
 class Probe(NamedTuple):
     """A tree to be scored.
 
     Attributes:
-        prefix: token ids before its root.
-        nodes: its token ids.
-        start: position of the first row, or of the first token, prefix included, where there are no rows.
-        long_rope: whether LongRoPE's long frequencies hold there.
-        rows: what the KV cache holds before.
+        prefix: token ids before the root.
+        nodes: token ids of the tree.
+        start: position of the first of `rows`, or without them of the first token.
+        long_rope: whether LongRoPE's long frequencies apply.
+        rows: rows that the KV cache holds before the prefix.
     """
 
     prefix: list[int]
@@ -58,7 +58,7 @@ class Probe(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Number of rows that the KV cache holds before."""
+        """Number of rows that the KV cache holds before the prefix."""
         return self.rows[0][0].shape[2] if self.rows else 0
 
     def shifted(self, vocab: int) -> "Probe":
@@ -67,7 +67,7 @@ class Probe(NamedTuple):
 
 
 def make_probes(module: PreTrainedModel) -> list[Probe]:
-    """A probe behind a prefix and, where the context is long enough, one at late positions."""
+    """A probe after a prefix and, if the context is long enough, one at late positions without rows before it."""
     tokens = _tokens(module)
     probes = [Probe(tokens[:PREFIX], tokens[PREFIX:])]
     late_start = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
@@ -78,13 +78,14 @@ def make_probes(module: PreTrainedModel) -> list[Probe]:
 
 @torch.inference_mode()
 def make_late_probes(module: PreTrainedModel) -> list[Probe]:
-    """Probes of what may be wrong late only, for backends that turn keys and attend in their own way.
+    """Probes for backends that rotate keys and attend with their own code, which may go wrong at late positions only.
 
-    The first stands at the end of the context, behind rows that the module has made: an angle that is wrong for all
-    tokens alike shows nowhere else. The second, where there are windows, stands behind as many rows as they have.
+    The first is at the end of the context, after rows that the module has computed: an angle that is wrong by as much
+    for all tokens shows only beside right rows. The second, for modules with windows, is after as many rows as the
+    largest window has.
 
     Args:
-        module: its layers have keys and values, of their own but for the last ones, which may share those of others.
+        module: its layers have keys and values of their own, except that the last ones may share those of others.
     """
     root_position = (context_limit(module) or 0) - len(PARENTS)
     if root_position <= PREFIX:
@@ -110,15 +111,15 @@ def make_late_probes(module: PreTrainedModel) -> list[Probe]:
 
 
 def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer that tell which rows a token attends to.
+    """Keys and values of a layer by which a token's result shows which rows it attends to.
 
-    All keys are 0, so a token attends alike to all rows that it sees. Values are 0 but near the first row of a window,
-    where they are so large that each row changes what is read by about as much as a value does otherwise.
+    All keys are 0, so a token gives the same weight to all rows that it sees. Values are 0 except near the first row of
+    a window, where they are so large that each row changes the result by about the size of an ordinary value.
 
     Args:
-        values: `[1, key heads, rows, width]` that the module made.
-        count: number of rows.
-        windows: sizes of windows, the root's first row among them.
+        values: `[1, key heads, rows, width]` that the module computed.
+        count: number of rows to make.
+        windows: sizes of the windows.
     """
     generator = torch.Generator(values.device).manual_seed(0)
     size = values.float().square().mean().sqrt() * count
@@ -132,27 +133,27 @@ def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tens
 
 
 def _tokens(module: PreTrainedModel) -> list[int]:
-    """Token ids of a prefix and of a tree behind it."""
+    """Token ids of a prefix and of the tree after it."""
     vocab = logits_width(module)
     return [(7 * index + 1) % vocab for index in range(PREFIX + len(PARENTS))]
 
 
 def _is_long(module: PreTrainedModel, position: int) -> bool:
-    """Whether LongRoPE's long frequencies hold at a position."""
+    """Whether LongRoPE's long frequencies apply at a position."""
     switch = rope_switch(module)
     return switch is not None and position >= switch
 
 
 @torch.inference_mode()
 def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = None) -> Tensor:
-    """`[leaves, vocab]` of the untouched module along the path to each leaf.
+    """Logits `[leaves, vocab]` of the untouched module, which reads the path to each leaf as a text.
 
-    What the paths share takes one pass and the rest of each another, unless they are read token by token.
+    The shared beginning of the paths takes one pass, and the rest of each path another, unless `by_token`.
 
     Args:
         module: the module.
         probe: the tree.
-        by_token: whether it is; as of `decodes_otherwise` where it is None.
+        by_token: whether every token takes a pass of its own; None for `decodes_otherwise`.
     """
     by_token = decodes_otherwise(module) if by_token is None else by_token
     paths = [[probe.nodes[node] for node in _path(leaf)] for leaf in LEAVES]
@@ -167,7 +168,7 @@ def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = No
 
 
 def decodes_otherwise(module: PreTrainedModel) -> bool:
-    """Whether single tokens may be computed otherwise than several in a pass.
+    """Whether a module may compute a single token in another way than several in a pass.
 
     Recurrent layers may decode by another formula, and so may modules with hooks or layers of other libraries.
     """
@@ -175,18 +176,20 @@ def decodes_otherwise(module: PreTrainedModel) -> bool:
 
 
 def _read_by_token(module: PreTrainedModel, probe: Probe, path: list[int]) -> Tensor:
-    """The logits at the end of a path, whose tokens take a pass each."""
+    """The logits `[vocab]` at the end of a path, each of whose tokens takes a pass."""
     cache = _held_rows(module, probe)
     logits = torch.empty(0)
     start = probe.start + probe.held
-    for chunk in filter(None, [probe.prefix, *([token] for token in path)]):
+    chunks = [probe.prefix] if probe.prefix else []
+    chunks += [[token] for token in path]
+    for chunk in chunks:
         logits = _own_pass(module, cache, chunk, start)
         start += len(chunk)
     return logits[0, -1].float()
 
 
 def _held_rows(module: PreTrainedModel, probe: Probe) -> "_LateCache":
-    """A cache of transformers with the rows that a probe stands behind."""
+    """A cache of transformers that holds the rows before a probe."""
     cache = _LateCache(probe.start, module.config)
     for layer, (keys, values) in enumerate(probe.rows):
         cache.update(keys, values, layer)
@@ -194,7 +197,7 @@ def _held_rows(module: PreTrainedModel, probe: Probe) -> "_LateCache":
 
 
 def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: int) -> Tensor:
-    """The logits of the last token, or of all where the module cannot leave the others out."""
+    """The logits of the last token, or of all tokens if the module cannot leave out the others."""
     logits_option = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
     ids = torch.tensor([tokens], device=input_device(module))
     positions = start + torch.arange(len(tokens), device=ids.device)[None]
@@ -203,11 +206,11 @@ def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: i
 
 
 class _LateCache(DynamicCache):
-    """A cache that tells layers which count positions from its length (Llama 4) that there are tokens before it.
+    """A cache that counts tokens before its rows, for layers that take positions from its length (Llama 4).
 
     Args:
-        start: how many.
-        config: by which layers keep the rows of their windows only; without one they keep all.
+        start: number of tokens before its rows.
+        config: config by which layers keep only the rows of their windows; without one they keep all rows.
     """
 
     def __init__(self, start: int, config: PreTrainedConfig | None = None) -> None:
@@ -218,20 +221,20 @@ class _LateCache(DynamicCache):
         return self._start + super().get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Rows and the position of the first, as late as the queries, or windows would hide all of them."""
+        """The number of rows and the position of the first: without the offset, windows would hide all rows."""
         rows, first_position = super().get_mask_sizes(query_length, layer_idx)
         return rows, self._start + first_position
 
 
 @torch.inference_mode()
 def tree_logits(backend: Backend, probe: Probe) -> Tensor:
-    """`[leaves, vocab]` of a backend, which scores the whole tree in one pass."""
+    """Logits `[leaves, vocab]` of a backend, which scores the whole tree in one pass."""
     return backend.forward([segment_of(backend, probe)])[0].logits[0, LEAVES].float()
 
 
 @torch.inference_mode()
 def segment_of(backend: Backend, probe: Probe) -> Segment:
-    """The tree, and a KV cache with its prefix."""
+    """The tree of a probe as a segment, whose KV cache holds the rows and the prefix before it."""
     cache = backend.new_cache(probe.held + len(probe.prefix) + len(probe.nodes))
     cache.long_rope = probe.long_rope
     _hold(cache, probe)
@@ -245,13 +248,14 @@ def segment_of(backend: Backend, probe: Probe) -> Segment:
 
 @torch.inference_mode()
 def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[Segment]], list[Output]]) -> bool:
-    """Whether a pass over trees behind prefixes of different lengths gives the logits of passes over each.
+    """Whether one pass over trees after prefixes of different lengths gives the same logits as a pass over each tree.
 
-    Layers that compute over neighbouring tokens do not, for one.
+    It does not for layers that compute over neighbouring tokens, for example.
 
     Args:
-        backend: runs each tree on its own.
-        run: runs a pass over several trees.
+        backend: runs a pass over each tree alone.
+        module: the backend's module.
+        run: runs one pass over several trees.
     """
     vocab = logits_width(module)
     probes = make_probes(module)
@@ -262,14 +266,12 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
         outputs = forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a module raises that was made for other passes
+    except Exception:  # a module made for other passes may raise anything
         return False
     leaves = [leaf - LEAVES[0] for leaf in LEAVES]
     shared_logits = [output.logits[0, leaves].float() for output in outputs]
-    return all(
-        relative_gap(*logits_pair) <= tolerance(module.dtype)
-        for logits_pair in zip(shared_logits, single_logits, strict=True)
-    )
+    gaps = map(relative_gap, shared_logits, single_logits)
+    return all(gap <= tolerance(module.dtype) for gap in gaps)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -1,14 +1,13 @@
 """Recurrent layers (gated delta rule, Mamba, short convolutions) over the nodes of a tree.
 
 Such a layer reads one token after another into a state. In a tree every node's state follows from its parent's, so a
-pass runs the layer level by level, the nodes of a level of all texts as a batch of single tokens: the module's own
-decoding step, with the states of their parents. The states of all drafted nodes are kept until the next commit.
+pass runs the layer level by level: the nodes of a level, of all texts, are a batch of single tokens in the module's own
+decoding step, which is given their parents' states. The states of all drafted nodes are kept until the next commit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +21,14 @@ from drafttree.models.module.unseen_state import own_hooks
 from drafttree.models.segment import Segment
 
 FIRST_MAMBA = "x_proj", "x_proj_weight"
-"""Weights of Mamba's first version (Jamba, Zamba), whose scan of several tokens takes no state to go on from."""
+"""Attributes of layers of Mamba's first version (Jamba, Zamba), whose scan of several tokens takes no state."""
 
 
 class StepCache:
-    """The cache a recurrent layer is called with, of the methods that transformers' recurrent layers use.
+    """The cache that a recurrent layer is given; it has the methods that transformers' recurrent layers call.
 
     Args:
-        states: states before the call; replaced or changed in place by those after it.
+        states: states before the call. The layer replaces them, or changes them in place, by those after it.
     """
 
     def __init__(self, states: States) -> None:
@@ -44,7 +43,7 @@ class StepCache:
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
     ) -> Tensor:
-        """Append inputs `[batch, channels, tokens]` of a convolution and return all it has to read."""
+        """Append inputs `[batch, channels, tokens]` of a convolution, and return all inputs that it has to read."""
         conv_state = self.get_conv_state(layer_idx, state_idx)
         if conv_state is None:
             kernel = conv_kernel_size or conv_states.shape[-1]
@@ -67,11 +66,11 @@ class StepCache:
 
 
 class Level(NamedTuple):
-    """Nodes that recurrent layers run as one batch.
+    """Nodes that recurrent layers compute as one batch.
 
     Attributes:
         nodes: indices into the nodes of the pass.
-        parents: where a `StatePool` has the states they go on from; None for the first tokens of texts.
+        parents: rows of a `StatePool` with the states of their parents; None for the first tokens of texts.
     """
 
     nodes: Tensor
@@ -82,13 +81,13 @@ class TreeSteps:
     """The order in which a pass runs its nodes through recurrent layers.
 
     Args:
-        segments: the parts of the pass, whose caches are as before it.
+        segments: the parts of the pass, whose KV caches are as before it.
         device: the device of the layers' inputs.
 
     Attributes:
-        levels: the nodes of all segments, a node after its parent.
-        order: `[nodes]` where a node is among those of all levels.
-        rows: by segment, where a `StatePool` has the states of its drafted rows, the new ones included.
+        levels: the nodes of all segments, each after its parent.
+        order: `[nodes]` index of each node among those of all levels.
+        rows: by segment, the rows of a `StatePool` with the states of its drafted nodes, the new ones included.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
@@ -96,37 +95,23 @@ class TreeSteps:
         levels = np.concatenate([tree.levels for tree in trees])
         nodes = levels.argsort(kind="stable")
         order = nodes.argsort()
-        new_rows = np.split(
-            order + sum(tree.before for tree in trees), [*accumulate(len(tree.levels) for tree in trees)]
-        )
-        starts = accumulate((tree.before for tree in trees), initial=0)
-        rows = []
-        parents = []
-        for tree, start, segment_rows in zip(trees, starts, new_rows, strict=False):
-            rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), segment_rows)))
-            parents.append(np.where(tree.parents < 0, start, rows[-1][tree.parents]))
-        index_arrays = [nodes, np.concatenate(parents)[nodes], order, *rows]
+        rows, parents = _pool_rows(trees, order)
+        index_arrays = [nodes, parents[nodes], order, *rows]
         (joined_indices,) = send([np.concatenate(index_arrays)], device)
         indices = joined_indices.split([*map(len, index_arrays)])
-        sizes = np.bincount(levels).tolist()
-        level_indices = zip(indices[0].split(sizes), indices[1].split(sizes), strict=True)
-        self.levels = [
-            Level(level_nodes, level_parents if level else None)
-            for level, (level_nodes, level_parents) in enumerate(level_indices)
-            if len(level_nodes)
-        ]
+        self.levels = _levels(indices[0], indices[1], np.bincount(levels).tolist())
         self.order = indices[2]
         self.rows = indices[3:]
 
 
 class _Tree(NamedTuple):
-    """The nodes of a segment.
+    """The tree of a segment's nodes.
 
     Attributes:
-        levels: `[nodes]` by level, from 1; from 0 where the first have no state to go on from.
-        parents: `[nodes]` drafted rows of their parents, -1 for the last committed token.
-        committed: states of committed tokens that there are, 0 or 1.
-        before: states that there are before the pass, drafted ones included.
+        levels: `[nodes]` the level of each node, from 1 on; from 0 on if the text has no states yet.
+        parents: `[nodes]` index of each node's parent among the drafted rows, -1 for the last committed token.
+        committed: number of states of committed tokens, 0 or 1.
+        before: number of states before the pass, drafted ones included.
     """
 
     levels: np.ndarray
@@ -136,7 +121,7 @@ class _Tree(NamedTuple):
 
 
 def _tree(segment: Segment) -> _Tree:
-    """The tree of a segment's nodes, from positions and what they see."""
+    """The tree of a segment's nodes, derived from their positions and visible rows."""
     cache = segment.cache
     node_positions = segment.positions
     drafted_positions = np.concatenate((cache.positions, node_positions))
@@ -147,17 +132,50 @@ def _tree(segment: Segment) -> _Tree:
     return _Tree(levels, parents, committed, committed + cache.drafted)
 
 
+def _pool_rows(trees: Sequence[_Tree], order: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """The rows of a `StatePool` that hold the states of drafted nodes, and of parents.
+
+    Args:
+        trees: the tree of each segment.
+        order: `[nodes]` as of `TreeSteps`, the order in which the pool appends the states of new nodes.
+
+    Returns:
+        By segment, the rows of its drafted nodes, the new ones included; and `[nodes]` the rows of all parents.
+    """
+    new_start = sum(tree.before for tree in trees)
+    rows = []
+    parents = []
+    start = 0
+    node = 0
+    for tree in trees:
+        new_rows = new_start + order[node : node + len(tree.levels)]
+        rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), new_rows)))
+        parents.append(np.where(tree.parents < 0, start, rows[-1][tree.parents]))
+        start += tree.before
+        node += len(tree.levels)
+    return rows, np.concatenate(parents)
+
+
+def _levels(nodes: Tensor, parents: Tensor, sizes: list[int]) -> list[Level]:
+    """The levels that have nodes, given all nodes and parents in the order of levels, and the node count of each."""
+    levels = []
+    for level, (level_nodes, level_parents) in enumerate(zip(nodes.split(sizes), parents.split(sizes), strict=True)):
+        if len(level_nodes):
+            levels.append(Level(level_nodes, level_parents if level else None))
+    return levels
+
+
 @contextmanager
 def stepping(
     layers: dict[str, nn.Module], cache: Cache, texts: Sequence[RecurrentStates], steps: TreeSteps | None
 ) -> Iterator[None]:
-    """Let recurrent layers run over trees while a pass calls them.
+    """Context manager: recurrent layers run over trees.
 
     Args:
         layers: the recurrent layers by name.
-        cache: what the module hands them as cache.
+        cache: the cache that the module hands them.
         texts: the states of the texts of the pass.
-        steps: the trees; None for a pass that only reads the tokens of one text one after another.
+        steps: the trees; None for a pass that reads tokens of a single text, which will all be committed.
     """
     with ExitStack() as undo:
         for name, layer in layers.items():
@@ -167,7 +185,7 @@ def stepping(
 
 
 class _Runner:
-    """Replaces a layer's forward during a pass."""
+    """The function that replaces a recurrent layer's forward during a pass."""
 
     def __init__(self, layer: nn.Module, cache: Cache, texts: list[LayerStates], steps: TreeSteps | None) -> None:
         self._layer = layer
@@ -178,7 +196,7 @@ class _Runner:
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
         steps = self._steps
-        named.pop("tree_plan", None)  # layers hand what they do not know to their kernels
+        named.pop("tree_plan", None)  # layers pass arguments that they do not know on to their kernels
         if steps is None:
             return self._read(hidden_states, given, named)
         pool = StatePool(self._texts, hidden_states.shape[1])
@@ -194,7 +212,7 @@ class _Runner:
         return projections.finish(torch.cat(outs)[steps.order][None])
 
     def _read(self, hidden: Tensor, given: tuple, named: dict[str, Any]) -> Tensor:
-        """The layer's output for the next tokens of one text, of which only the last one's states are kept."""
+        """The layer's output for the next tokens of a single text; only the states after the last one are kept."""
         (text,) = self._texts
         states = text.copy_committed()
         outs = []
@@ -219,9 +237,9 @@ class _Runner:
 class _Projections:
     """The linear layers at the beginning and end of a recurrent layer, computed for all levels at once.
 
-    Most of a layer's weights are in them, and would be read anew for every level. While levels run, a projection of the
-    layer's own input gives rows of the product with all nodes, and the output projection passes its input on. One with
-    hooks, which would see that, runs with every level.
+    They have most of a layer's weights, which every level would read again. While levels run, a projection of the
+    layer's input returns the level's rows of the product with all nodes, and the output projection returns its input.
+    An output projection with hooks, which would notice, runs in every level.
 
     Args:
         layer: recurrent; its projections are called `in_proj...` and `out_proj` in all of transformers.
@@ -250,13 +268,13 @@ class _Projections:
         self._undo.close()
 
     def begin(self, nodes: Tensor) -> Tensor:
-        """The layer's input `[nodes, 1, hidden]` for a level."""
+        """Begin a level, and return the layer's input `[nodes, 1, hidden]` for it."""
         self._nodes = nodes
         self._level = self._hidden[0, nodes, None]
         return self._level
 
     def finish(self, out: Tensor) -> Tensor:
-        """The layer's output `[1, nodes, hidden]` from what its last projection was given."""
+        """The layer's output `[1, nodes, hidden]`, given the inputs of its output projection for all levels."""
         return out if self._output is None else self._output(out)
 
     def _project(self, part: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -269,7 +287,7 @@ class _Projections:
 
 @contextmanager
 def replaced_forward(part: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
-    """Another forward for a module, for a while."""
+    """Context manager: replace the forward of a module."""
     instance_forward = vars(part).get("forward")
     part.forward = replacement
     try:

@@ -1,11 +1,11 @@
-"""Weights that exist once: what drafttree-native has packed is released by the layers until somebody uses it.
+"""Released weights: a layer's weight that drafttree-native has packed has no values of its own until it is used.
 
 A released weight is the parameter that the layer always had, without its values. Its name, shape, dtype and size can
-be looked at. Whatever reads or edits the values (a pass of the module, an adapter, a state dict, `.data`, `deepcopy`,
-`to`, an optimiser) gets them back first, unpacked, and the weight is an ordinary parameter again.
+be read. Before its values are read or edited (by a pass of the module, an adapter, a state dict, `.data`, `deepcopy`,
+`to`, an optimiser), they are unpacked, and the weight is an ordinary parameter again.
 
-A weight is released only where nobody else holds it or its memory: whoever does may edit it without a call of torch,
-and the edit would be lost.
+A weight is released only if nothing else refers to it or to its memory: an edit by such a reference might not go
+through torch, and would be lost.
 """
 
 import copy
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 MOST = 2
-"""Times that a weight is given back before it stays: somebody uses it, and to unpack it again and again takes time."""
+"""Times that a weight is given back before it keeps its values: it seems to be in use, and unpacking takes time."""
 LOOKED_AT = (
     *("shape", "dtype", "device", "ndim", "nbytes", "itemsize", "layout", "requires_grad", "is_leaf", "grad"),
     *("grad_fn", "is_meta", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_quantized", "is_sparse", "is_mkldnn"),
     *("_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
 )
-"""Attributes of tensors that say nothing of their values, nor of where these are."""
+"""Attributes of tensors that tell neither their values nor the address of these."""
 CALLS = (
     *("size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_inference"),
     *("__len__", "__hash__"),
@@ -40,7 +40,7 @@ _giving = threading.RLock()
 
 
 class ReleasedWeight(nn.Parameter):
-    """A weight that its layer does without at present; it becomes an ordinary parameter when its values are used."""
+    """A parameter without values, which becomes an ordinary one when its values are used."""
 
     release: "Release"
 
@@ -64,13 +64,13 @@ class ReleasedWeight(nn.Parameter):
 
 
 class Release:
-    """Stands for a weight as it was released, and lets it have its values again.
+    """Releases a weight of a layer, and gives it its values back.
 
     Args:
         layer: the layer that has the weight.
-        name: of the weight there.
-        unpack: makes the values anew, of the same shape and dtype.
-        holders: modules that have the weight.
+        name: name of the weight in the layer.
+        unpack: makes the values again, in the same shape and dtype.
+        holders: number of modules that have the weight.
     """
 
     def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor], holders: int = 1) -> None:
@@ -88,15 +88,15 @@ class Release:
 
     @property
     def is_released(self) -> bool:
-        """Whether the weight is still, or again, without its values."""
+        """Whether the weight has no values at present."""
         return type(self._weight()) is ReleasedWeight
 
     def is_of(self, weight: object) -> bool:
-        """Whether a weight is the one that was released, with the values that it had."""
+        """Whether this is the weight that was released, with unchanged values if it has them back."""
         return weight is self._weight() and (self.is_released or self._is_unchanged())
 
     def give_back(self) -> None:
-        """Let the weight have its values again."""
+        """Give the weight its values back."""
         with _giving:
             weight = self._weight()
             if weight is None or type(weight) is not ReleasedWeight:  # somebody else was faster
@@ -108,7 +108,7 @@ class Release:
             self._times += 1
 
     def take_back(self) -> None:
-        """Release the weight again if it is unchanged, nobody else holds it, and it is not used all the time."""
+        """Release the weight again if it is unchanged, nothing else refers to it, and it was given back rarely."""
         with _giving:
             weight = self._weight()
             layer = self._layer()
@@ -142,7 +142,7 @@ class Release:
         del weight.release
 
     def _empty(self, weight: Any) -> None:
-        # read past torch's functions it would be noticed
+        # NaN, so that a read that does not go through torch's functions is noticed
         fill_value = math.nan if weight.dtype.is_floating_point else 0
         with _as_it_was_made(self._is_inference):
             weight.data = torch.full((1,), fill_value, dtype=weight.dtype, device="cpu").expand(weight.shape)
@@ -155,7 +155,7 @@ def _give_back(weight: Any) -> Any:
 
 
 def _released_in(values: Iterable[Any]) -> Iterator[ReleasedWeight]:
-    """The released weights in arguments of a function of torch."""
+    """The released weights among arguments of a function of torch."""
     for value in values:
         if type(value) is ReleasedWeight:
             yield value
@@ -165,7 +165,7 @@ def _released_in(values: Iterable[Any]) -> Iterator[ReleasedWeight]:
 
 @contextmanager
 def _as_it_was_made(is_inference: bool) -> Iterator[None]:
-    """Values are such as a weight had that was made in inference mode or was not, whatever mode they are used in."""
+    """Context manager: new tensors are inference tensors or not, as the weight was, whatever mode is on outside."""
     with ExitStack() as modes:
         for mode in (torch.inference_mode(is_inference), torch.no_grad(), _disable_current_modes()):
             modes.enter_context(mode)
@@ -174,37 +174,27 @@ def _as_it_was_made(is_inference: bool) -> Iterator[None]:
 
 
 def stand_in(value: object) -> object:
-    """The `Release` of a released weight, which then is not held by whoever keeps it; another object itself."""
+    """The `Release` of a released weight, to be kept instead of a reference to it; other objects as they are."""
     return vars(value).get("release", value) if type(value) is ReleasedWeight else value
 
 
 def place(weight: Tensor) -> int:
-    """What tells the memory of a weight from that of others, whether it is released or not."""
+    """A number that differs between weights with different memory, released or not."""
     return id(weight) if isinstance(weight, ReleasedWeight) else weight.data_ptr()
 
 
 def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
-    """Name, shape and dtype of all that a state dict has."""
+    """Name, shape and dtype of each entry of a module's state dict."""
     entries = []
     for prefix, submodule in module.named_modules(remove_duplicate=False):
-        persistent_buffers = {
-            name: tensor
-            for name, tensor in submodule._buffers.items()
-            if name not in submodule._non_persistent_buffers_set
-        }
-        named_tensors = (
-            (name, tensor)
-            for name, tensor in (submodule._parameters | persistent_buffers).items()
-            if tensor is not None
-        )
-        entries += [
-            (f"{prefix}.{name}".lstrip("."), list(tensor.shape), str(tensor.dtype)) for name, tensor in named_tensors
-        ]
+        for name, tensor in (submodule._parameters | submodule._buffers).items():
+            if tensor is not None and name not in submodule._non_persistent_buffers_set:
+                entries.append((f"{prefix}.{name}".lstrip("."), list(tensor.shape), str(tensor.dtype)))
     return entries
 
 
 def can_release(layer: nn.Module, name: str, holders: int = 1) -> bool:
-    """Whether a layer may release a parameter: an ordinary one that nobody holds but so many modules."""
+    """Whether a layer may release a parameter: an ordinary one to which only so many modules refer."""
     return type(layer._parameters[name]) is nn.Parameter and _is_alone(layer, name, holders)
 
 
@@ -221,7 +211,7 @@ def _is_alone(layer: nn.Module, name: str, holders: int) -> bool:
 
 
 def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:
-    """How often are referred to: a layer's parameter, its memory as an object, and its memory as such."""
+    """Numbers of references to a layer's parameter, to its storage object, and to the storage itself."""
     weight: Any = layer._parameters[name]
     memory = weight.untyped_storage()
     users = torch._C._storage_Use_Count(memory._cdata)
@@ -230,5 +220,5 @@ def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1)
 def _holders_of_one() -> tuple[int, int, int]:
-    """What is counted of a parameter that nobody holds but its layer."""
+    """The `_holders` of a parameter to which only its layer refers."""
     return _holders(nn.Linear(1, 1, device="cpu"), "weight")

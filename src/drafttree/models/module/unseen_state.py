@@ -1,9 +1,9 @@
-"""What may decide a text and cannot be compared: state that functions and objects hide from a `Fingerprint`.
+"""State that may decide a text but that a `Fingerprint` cannot compare, since functions and objects hide it.
 
-Values, tensors, containers, configs, modules and objects with a `__dict__` are compared. A function is compared by what
-it is, so it hides what it closes over, mutable defaults and its attributes; a method bound to an object hides that
-object; and numpy arrays, objects with `__slots__` and most objects of libraries are compared as wholes. Functions of
-libraries hide nothing but the functions of others that they close over.
+Values, tensors, containers, configs, modules and objects with a `__dict__` are compared. A function is compared by
+identity, so it hides what it closes over, mutable defaults and its attributes; a method bound to an object hides that
+object; and numpy arrays, objects with `__slots__` and most objects of libraries are compared by identity too. Functions
+of libraries hide nothing except foreign functions that they close over.
 """
 
 import dis
@@ -34,13 +34,13 @@ from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedConfig
 
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.")
-"""Packages whose functions have no state but what modules hold."""
+"""Packages whose functions have no state outside of modules."""
 KNOWN = (*LIBRARIES, "builtins", "drafttree.", "transformers_modules.", "bitsandbytes.", "torchao.")
-"""Packages whose classes of modules hold all that they read in their instances."""
+"""Packages whose classes of modules read only what their instances hold."""
 CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
-"""Packages whose objects are compared as wholes, unless they are modules or configs."""
+"""Packages whose objects are compared by identity, unless they are modules or configs."""
 VARYING = {"os", "random", "time"}
-"""Modules of Python whose functions and values differ from call to call."""
+"""Modules of Python's library whose functions and values may differ from call to call."""
 VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 CONTAINERS = dict | list | tuple | set | frozenset
 LONGEST = 1 << 16
@@ -49,29 +49,31 @@ UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
     *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
     "_verified_by_drafttree",
 }
-"""Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
+"""Attributes that are not compared: hooks, whose tables are compared apart, and others that decide no text."""
 FUNCTIONS = FunctionType | MethodType
 CODE = BuiltinFunctionType | ClassMethodDescriptorType | MethodDescriptorType | WrapperDescriptorType
 DESCRIPTORS = property | staticmethod | classmethod | cached_property | GetSetDescriptorType | MemberDescriptorType
 
 
 def unseen_state(module: nn.Module, compared: Iterable[object]) -> str | None:
-    """Where something may decide a text that is not compared, None if nowhere.
+    """Name a place where state that is not compared may decide a text, None if there is none.
 
     Args:
-        module: the whole.
-        compared: the modules and other objects whose attributes are compared, the whole included.
+        module: the whole module, by which layers are named.
+        compared: all modules and other objects whose attributes are compared.
     """
     if not all(map(is_of_library, global_hooks())):
         return "a global forward hook"
     compared = [*compared]
     hidden_state = HiddenState(compared)
-    layers = (layer for layer in compared if isinstance(layer, nn.Module))
-    return next(filter(None, (_unseen_of(layer, module, hidden_state) for layer in layers)), None)
+    for layer in compared:
+        if isinstance(layer, nn.Module) and (description := _unseen_of(layer, module, hidden_state)):
+            return description
+    return None
 
 
 def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> str | None:
-    """What of a layer of a module hides a state, None if nothing."""
+    """Name the part of a layer that hides a state, None if none does."""
     replaced_forwards = [vars(layer)[name] for name in ("forward", "_old_forward") if name in vars(layer)]
     for source, functions in (("the forward hook", own_hooks(layer)), ("the replaced forward", replaced_forwards)):
         if not all(map(is_of_library, functions)):
@@ -84,7 +86,7 @@ def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> st
 
 
 class HiddenState:
-    """Finds what is not compared of modules.
+    """Finds parts of modules that hide a state from a `Fingerprint`.
 
     Args:
         compared: as of `unseen_state`.
@@ -95,18 +97,23 @@ class HiddenState:
         self._visited: dict[int, object] = {}
 
     def attribute(self, layer: nn.Module) -> str | None:
-        """The attribute of a module that hides a state; of a library's own layer, a function that was put there."""
+        """An attribute of a module that hides a state; in a layer of a library only a local function can."""
         hides = self._hides if foreign_classes(layer) else self._hides_local
-        attributes = ((name, value) for name, value in vars(layer).items() if name not in UNREAD)
-        return next((f"the attribute {name}" for name, value in attributes if hides(value)), None)
+        for name, value in vars(layer).items():
+            if name not in UNREAD and hides(value):
+                return f"the attribute {name}"
+        return None
 
     def method(self, layer: nn.Module) -> str | None:
-        """The method of a class of no library that hides a state."""
-        methods = (method for cls in foreign_classes(layer) for method in _methods(cls).items())
-        return next((f"the method {name}" for name, function in methods if self._method_hides(function)), None)
+        """A method that hides a state, of a class from outside of known libraries."""
+        for cls in foreign_classes(layer):
+            for name, function in _methods(cls).items():
+                if self._method_hides(function):
+                    return f"the method {name}"
+        return None
 
     def _hides(self, value: Any) -> bool:
-        """Whether a value may hold what is not compared."""
+        """Whether a value may hold a state that is not compared."""
         if type(value) in VALUES or isinstance(value, Tensor | nn.Module | PreTrainedConfig | Enum):
             return False
         if id(value) in self._visited:
@@ -131,7 +138,7 @@ class HiddenState:
         return not (callable(value) and _is_class_of_library(type(value)))
 
     def _hides_local(self, value: Any) -> bool:
-        """Whether a value is a function that no module has, unlike kernels of libraries, and may have a state."""
+        """Whether a value is a local function that may have a state; kernels of libraries are global in a module."""
         if isinstance(value, partial):
             return any(map(self._hides_local, (value.func, *value.args, *value.keywords.values())))
         if not isinstance(value, FUNCTIONS) or is_of_library(value):
@@ -139,7 +146,7 @@ class HiddenState:
         return getattr(sys.modules.get(value.__module__), value.__name__, None) is not value and self._hides(value)
 
     def _is_hidden(self, owner: object) -> bool:
-        """Whether what a method is bound to is not compared."""
+        """Whether the object that a method is bound to is not compared."""
         if owner is None or id(owner) in self._compared or type(owner).__name__ in ("module", "PyCapsule"):
             return False
         return not isinstance(owner, type) or self._hides(owner)
@@ -152,7 +159,7 @@ class HiddenState:
         return any(self._method_hides(function) for base in _foreign(cls) for function in _methods(base).values())
 
     def _method_hides(self, method: FunctionType) -> bool:
-        """Whether a method of a class may have a state; numbers that it closes over are parameters of a decorator."""
+        """Whether a method may have a state; values that it closes over are fixed parameters of a decorator."""
         return self._function_hides(method, self._is_fixed)
 
     def _function_hides(self, function: FunctionType, is_harmless: Callable[[object], bool]) -> bool:
@@ -171,7 +178,7 @@ class HiddenState:
         return any(self._global_hides(value, function) for value in _globals_read(function))
 
     def _global_hides(self, value: Any, reader: FunctionType) -> bool:
-        """Whether a global that a function reads may have a state, or be given another value."""
+        """Whether a global that a function reads may have a state, or may be assigned another value."""
         if isinstance(value, ModuleType):
             return value.__name__ in VARYING or not _is_installed(value.__name__)
         if isinstance(value, type | FunctionType | CODE):
@@ -182,19 +189,19 @@ class HiddenState:
         return not _is_class_of_library(type(value))
 
     def _is_code(self, value: object) -> bool:
-        """Whether what a function closes over is code without a state."""
+        """Whether a value that a function closes over is code without a state."""
         is_function = isinstance(value, type | FunctionType | CODE)
         return isinstance(value, ModuleType) or (is_function and not self._hides(value))
 
     def _is_fixed(self, value: object) -> bool:
-        """Whether a value stays what it is."""
+        """Whether a value cannot change."""
         if isinstance(value, tuple):
             return all(map(self._is_fixed, value))
         return type(value) in VALUES or isinstance(value, Enum) or self._is_code(value)
 
 
 def _closed_over(function: FunctionType) -> Iterator[object]:
-    """What a function closes over, but for its class."""
+    """The values that a function closes over, without its `__class__`."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__":
             yield _content(cell)
@@ -203,19 +210,19 @@ def _closed_over(function: FunctionType) -> Iterator[object]:
 def _content(cell: Any) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty yet
+    except ValueError:  # the cell is still empty
         return ...
 
 
 def _globals_read(function: FunctionType) -> Iterator[object]:
-    """The values of the global variables that a function reads, but for Python's own."""
+    """The values of the global variables that a function reads, without built-ins and dunder names."""
     names = (name for name in _global_names(function.__code__) if not name.startswith("__"))
     return (function.__globals__[name] for name in names if name in function.__globals__)
 
 
 @lru_cache
 def _global_names(code: CodeType) -> frozenset[str]:
-    """The names of the global variables that code reads, in functions inside it too."""
+    """The names of the global variables that code reads, including the functions inside it."""
     nested_codes = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     loaded_names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     return frozenset(loaded_names.union(*map(_global_names, nested_codes)))
@@ -226,14 +233,14 @@ def _package(module: str | None) -> str:
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is Python's own or of an installed package, and no file that a user is at work on."""
+    """Whether a module is of Python's library or an installed package, not a file that a user is working on."""
     package = _package(module)
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in CLOSED or bool({"site-packages", "dist-packages"}.intersection(Path(file).parts))
 
 
 def _methods(cls: type) -> dict[str, FunctionType]:
-    """The functions of a class itself, but for those that no pass calls, such as `__init__`."""
+    """The functions that a class itself defines, without those that no pass calls, such as `__init__`."""
     functions = {name: _function_of(value) for name, value in vars(cls).items()}
     return {
         name: function
@@ -243,7 +250,7 @@ def _methods(cls: type) -> dict[str, FunctionType]:
 
 
 def _function_of(attribute: Any) -> object:
-    """The function of a method, a property and the like."""
+    """The function inside a static method, class method or property; other attributes as they are."""
     if isinstance(attribute, staticmethod | classmethod):
         return attribute.__func__
     if isinstance(attribute, property):
@@ -252,12 +259,12 @@ def _function_of(attribute: Any) -> object:
 
 
 def _has_values(cls: type) -> bool:
-    """Whether a class itself has attributes that are no code."""
+    """Whether a class itself defines attributes that are no code."""
     return any(not name.startswith("__") and not is_code_of_class(value) for name, value in vars(cls).items())
 
 
 def _has_slots(cls: type) -> bool:
-    """Whether a class itself has attributes that no `__dict__` has."""
+    """Whether a class itself defines slots, which are not in `__dict__`."""
     slots = vars(cls).get("__slots__", ())
     return any(not name.startswith("__") for name in ([slots] if isinstance(slots, str) else slots))
 
@@ -271,7 +278,7 @@ def _is_class_of_library(cls: type) -> bool:
 
 
 def is_read(value: object) -> bool:
-    """Whether the attributes of an object are compared."""
+    """Whether a `Fingerprint` compares the attributes of an object."""
     if isinstance(value, nn.Module | PreTrainedConfig | SimpleNamespace):
         return True
     package = type(value).__module__.partition(".")[0]
@@ -279,7 +286,7 @@ def is_read(value: object) -> bool:
 
 
 def foreign_classes(value: object) -> tuple[type, ...]:
-    """Those of an object's classes that no library defines."""
+    """The classes of an object that are from outside of known libraries."""
     return _foreign(type(value))
 
 
@@ -290,7 +297,7 @@ def _foreign(cls: type) -> tuple[type, ...]:
 
 
 def is_code_of_class(value: object) -> bool:
-    """Whether a class attribute decides nothing but by being another object."""
+    """Whether a class attribute is code, which is compared by identity."""
     return callable(value) or isinstance(value, DESCRIPTORS)
 
 
@@ -305,7 +312,7 @@ def global_hooks() -> tuple[object, ...]:
 
 
 def is_patched(cls: type[nn.Module]) -> bool:
-    """Whether the `forward` of a class is no library's, and closes over values or was put there by another module."""
+    """Whether the `forward` of a class is of no library, and closes over values or comes from another module."""
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
     forward = vars(owner)["forward"]
     if is_of_library(forward):
@@ -317,7 +324,7 @@ def is_patched(cls: type[nn.Module]) -> bool:
 
 
 def is_of_library(function: Any) -> bool:
-    """Whether a function or callable object is one of `LIBRARIES`, whatever `functools.wraps` says of it."""
+    """Whether a callable is defined in one of `LIBRARIES`, even if `functools.wraps` names another module."""
     while isinstance(function, partial):
         function = function.func
     namespace = getattr(getattr(function, "__func__", function), "__globals__", None)

@@ -1,4 +1,4 @@
-"""The package drafttree-native, where there is one, and its calls: passes, chains, and the best tokens of rows."""
+"""The package drafttree-native, if it is installed, and calls of it: passes, chains, and the best tokens of rows."""
 
 import importlib
 import logging
@@ -18,14 +18,18 @@ from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
 CALLS = 9
-"""The version of what is called of drafttree-native."""
+"""Version of the functions of drafttree-native that are called here; the package must have the same."""
 MOST_CANDIDATES = 64
-"""Tokens of a row for which keeping them sorted is faster than sorting the row."""
+"""Candidates a row up to which keeping them sorted is faster than sorting the row."""
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+FLOAT32: Any = {"dtype": torch.float32, "device": "cpu"}
+"""Named with every new tensor: the defaults are the process's, and others change them while they load a model."""
+TRIAL_TOKENS = 19
+"""Tokens of the text on which `_rows_agree` compares passes."""
 
 
 def find_native() -> Any:
-    """The package drafttree-native, an extra (`drafttree[native]`); None where there is none that can be used."""
+    """The package drafttree-native (the extra `drafttree[native]`); None if it is missing, or unusable (a warning)."""
     try:
         package = importlib.import_module("drafttree_native")
     except ModuleNotFoundError:
@@ -48,12 +52,12 @@ native: Any = find_native()
 
 
 def why_not_packed(dtype: torch.dtype, device: torch.device, kinds: Collection[torch.dtype | str] = ()) -> str | None:
-    """Why a model of a dtype on a device is not packed, some of whose weights are of other kinds; None if it can be.
+    """Why the weights of a model cannot be packed, None if they can.
 
     Args:
-        dtype: its dtype.
-        device: where it is.
-        kinds: as of `_rows_agree`.
+        dtype: dtype of the model.
+        device: device of the model.
+        kinds: other dtypes of weights, and names of blocks, as of `_rows_agree`.
     """
     if device.type != "cpu":
         return f"weights on {device.type} are not packed"
@@ -68,79 +72,98 @@ def why_not_packed(dtype: torch.dtype, device: torch.device, kinds: Collection[t
 
 @lru_cache
 def _rows_agree(kind: torch.dtype | str) -> bool:
-    """Whether this build computes rows on this processor alike in a pass over all of them and in one over each.
+    """Whether this build gives a token the same logits in a pass with others and in one of its own, on this processor.
 
     Args:
-        kind: dtype of the weights, or the name of the blocks that they are.
+        kind: dtype of the weights, or the name of their blocks.
     """
     width = 512 if isinstance(kind, str) else 160  # more than a chunk, in every dtype but float32
-    options: Any = {"dtype": torch.float32, "device": "cpu"}
-    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **options) / 10
+    head_width = width if isinstance(kind, str) else 32
     cache_dtype = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
-    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cache_dtype])
-    norm = torch.ones(width, **options), None, 1e-6, False
-    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **options), 1.0)
-    sizes = {
-        "key_heads": 1,
-        "groups": 1,
-        "width": width if isinstance(kind, str) else 32,
-        "window": None,
-        "scale": 0.2,
-        "multiplier": 1.0,
-    }
-    sizes |= {"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1}
-    if isinstance(kind, str):
-        weight = random_blocks(kind, width, width)
-        scales = None
-        blocks = kind
-        qkv_weight = torch.cat([weight] * 3)
-    else:
-        weight = (embedding * 400).to(kind) if kind == torch.int8 else embedding.to(kind)
-        scales = torch.full((width,), 1 / 400, **options)
-        blocks = None
-        qkv_weight = weight[:96]
-    weight_arrays = [weight], None, scales, blocks
-    out_weight = weight if blocks else weight[:, :32].contiguous()
-    weights = {"qkv/0": ([qkv_weight], None, None if scales is None else scales[:96], blocks)}
-    weights |= {"out": ([out_weight], None, scales, blocks)} | dict.fromkeys(("gate", "up", "down"), weight_arrays)
-    norms = {"before_attention": norm, "before_mlp": norm}
-    model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
-    model.add_head(norm, weight_arrays, 1.0, 0.0)
-    layout = CacheLayout.uniform(1, 1, sizes["width"])
-    rows = 19
+    model = _trial_model(kind, width, head_width, cache_dtype)
+    layout = CacheLayout.uniform(1, 1, head_width)
     empty_tensor = torch.empty(0, dtype=cache_dtype, device="cpu")
+    logits_of_one_pass = _trial_logits(model, TreeCache(layout, TRIAL_TOKENS), empty_tensor, TRIAL_TOKENS)
+    logits_by_token = _trial_logits(model, TreeCache(layout, TRIAL_TOKENS), empty_tensor, 1)
+    return torch.equal(logits_of_one_pass[:, :width], logits_by_token[:, :width])
+
+
+def _trial_model(kind: torch.dtype | str, width: int, head_width: int, cache_dtype: torch.dtype) -> Any:
+    """A model of drafttree-native of one layer with one attention head, whose weights are of a kind.
+
+    Args:
+        kind: as of `_rows_agree`.
+        width: size of the vocabulary, and width of the residual stream and of the MLP.
+        head_width: width of the attention head.
+        cache_dtype: dtype of the KV cache.
+    """
+    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **FLOAT32) / 10
+    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cache_dtype])
+    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **FLOAT32), 1.0)
+    norm = torch.ones(width, **FLOAT32), None, 1e-6, False
+    shape = {
+        **{"key_heads": 1, "groups": 1, "width": head_width, "window": None, "scale": 0.2, "multiplier": 1.0},
+        **{"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1, "parallel": False, "activation": "silu"},
+    }
+    products = _block_products(kind, width) if isinstance(kind, str) else _trial_products(kind, embedding, head_width)
+    model.add_layer({"before_attention": norm, "before_mlp": norm}, products, shape)
+    model.add_head(norm, products["up"], 1.0, 0.0)
+    return model
+
+
+def _block_products(blocks: str, width: int) -> dict[str, Any]:
+    """What `Products.read` gives of the trial layer, whose weights are random blocks of that name.
+
+    Its attention head is as wide as the residual stream.
+    """
+    weight = random_blocks(blocks, width, width)
+    qkv = [torch.cat([weight] * 3)], None, None, blocks
+    return {"qkv/0": qkv, **dict.fromkeys(("out", "gate", "up", "down"), ([weight], None, None, blocks))}
+
+
+def _trial_products(dtype: torch.dtype, embedding: Tensor, head_width: int) -> dict[str, Any]:
+    """What `Products.read` gives of the trial layer, whose weights are parts of an embedding `[width, width]`."""
+    weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
+    scales = torch.full((len(weight),), 1 / 400, **FLOAT32)
+    qkv_width = 3 * head_width
+    return {
+        "qkv/0": ([weight[:qkv_width]], None, scales[:qkv_width], None),
+        "out": ([weight[:, :head_width].contiguous()], None, scales, None),
+        **dict.fromkeys(("gate", "up", "down"), ([weight], None, scales, None)),
+    }
+
+
+def _trial_logits(model: Any, cache: TreeCache, like: Tensor, step: int) -> Tensor:
+    """Logits `[TRIAL_TOKENS, vocab + padding]` of a text that is read `step` tokens at a time."""
     logits = []
-    for step in (rows, 1):
-        cache = TreeCache(layout, rows)
-        for start in range(0, rows, step):
-            segment = Segment.of_text(cache, range(start, start + step))
-            logits.append(run_pass(model, [segment._replace(wanted=slice(None))], empty_tensor, ())[0][:, :width])
-            cache.commit(range(step))
-    return torch.equal(logits[0], torch.cat(logits[1:]))
+    for start in range(0, TRIAL_TOKENS, step):
+        segment = Segment.of_text(cache, range(start, start + step))
+        pass_logits, _ = run_pass(model, [segment._replace(wanted=slice(None))], like, ())
+        logits.append(pass_logits)
+        cache.commit(range(step))
+    return torch.cat(logits)
 
 
 def run_pass(
     model: Any, segments: Sequence[Segment], like: Tensor, hidden_layers: Sequence[int], read: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run a pass; keys and values join the KV caches.
+    """Run a pass, and append its keys and values to the KV caches.
 
     Args:
-        model: of drafttree-native.
-        segments: the texts.
+        model: a model of drafttree-native.
+        segments: the parts of the pass.
         like: an empty tensor of the dtype of the caches.
         hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
         read: `[1, nodes, hidden]` states that a draft head reads.
 
     Returns:
-        Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
+        Logits `[wanted, vocab + padding]` and the states `[1, nodes, hidden]` of each layer, all in float32.
     """
     texts, _arrays = _texts(segments, like)
     nodes = sum(segment.nodes for segment in segments)
-    logit_rows = sum(len(range(segment.nodes)[segment.wanted]) for segment in segments)
-    # named, since the default dtype and device are the process's, and others change them while they load a model
-    options: Any = {"dtype": torch.float32, "device": "cpu"}
-    logits = torch.empty(logit_rows, model.room, **options)
-    states = [torch.empty(1, nodes, model.hidden, **options) for _ in hidden_layers]
+    logit_rows = sum(len(segment.wanted_nodes) for segment in segments)
+    logits = torch.empty(logit_rows, model.room, **FLOAT32)
+    states = [torch.empty(1, nodes, model.hidden, **FLOAT32) for _ in hidden_layers]
     state_addresses = [(layer, state.data_ptr()) for layer, state in zip(hidden_layers, states, strict=True)]
     read = None if read is None else read.float().contiguous()
     model.forward(
@@ -167,17 +190,18 @@ def draft_chains(
     read: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draft the best token behind each text, the best behind that, and so on; every node but the last is expanded.
+    """Draft the best token after each text, the best token after that, and so on, in one call.
 
     Args:
-        model: of drafttree-native.
-        segments: a node of each text, whose rows are committed.
+        model: a model of drafttree-native.
+        segments: one node of each text, before which all rows are committed. Its row and those of the chain's tokens
+            but the last are appended as drafted ones.
         like: an empty tensor of the dtype of the caches.
-        count: tokens of a chain.
-        allowed: columns of logits whose tokens may be drafted.
+        count: number of tokens in a chain.
+        allowed: number of columns of the logits whose tokens may be drafted.
         output: the layer whose states the next pass of a draft head reads.
         read: `[1, texts, hidden]` states that a draft head reads.
-        ids: the tokens that columns stand for, None for themselves.
+        ids: token ids by column of the logits, None if column i is token i.
 
     Returns:
         Tokens and their log-probabilities `[count, texts]`.
@@ -196,7 +220,7 @@ def draft_chains(
 
 
 def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[Array]]:
-    """The texts of a pass as drafttree-native reads them, and the arrays that must live until it has."""
+    """The numbers and addresses by which drafttree-native reads texts, and the arrays that must live until it has."""
     arrays = [
         np.ascontiguousarray(_joined([segment.tokens for segment in segments]), dtype=np.int64),
         np.ascontiguousarray(_joined([segment.positions for segment in segments]), dtype=np.int64),
@@ -211,7 +235,7 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
         drafted = cache.drafted + nodes
         if segment.visible.shape != (nodes, drafted):
             raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
-        scored_nodes = range(nodes)[segment.wanted]
+        scored_nodes = segment.wanted_nodes
         rows = (
             nodes,
             drafted,
@@ -227,19 +251,19 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
-    """Numbers behind each other; those of a lone text are not copied."""
+    """Flatten and concatenate arrays; a single one is returned as it is."""
     return arrays[0] if len(arrays) == 1 else np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The log-probabilities and ids `[rows, count]` of the best tokens of logits `[rows, columns]`.
+    """The log-probabilities and ids `[rows, count]` of the best tokens of each row of logits.
 
-    Of equal ones the lower id is the better. None where torch has to look.
+    Of equal logits the lower id comes first. None if drafttree-native is missing or cannot read these logits.
 
     Args:
-        logits: of all columns.
-        count: tokens of a row.
-        allowed: columns that tokens may be of; the others count among the probabilities.
+        logits: `[rows, columns]`.
+        count: number of tokens a row.
+        allowed: number of columns whose tokens may be returned; the others count in the sum of probabilities.
     """
     is_readable = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
     if native is None or not is_readable or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):

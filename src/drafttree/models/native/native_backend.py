@@ -26,16 +26,16 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 LEFT_FREE = 0.1
-"""The share of the machine's memory that packing leaves free."""
+"""Share of the machine's memory that packing must leave free."""
 
 
 def why_not_native(module: Any) -> str | None:
-    """Why passes of a module cannot be run in one call, None if they can be."""
+    """Why passes of a module cannot run on drafttree-native, None if they can."""
     return why_not_fused(module) or why_not_packable(module)
 
 
 def why_not_packable(module: Any) -> str | None:
-    """Why what a module has is not packed, None if it can be.
+    """Why the weights of a module cannot be packed, None if they can.
 
     Args:
         module: one of the known families, or a draft head that describes itself.
@@ -56,9 +56,10 @@ def why_not_packable(module: Any) -> str | None:
         return reason
     memory = machine_memory()
     holders = {id(plan.architecture.head): 1 + plan.is_tied}
-    copied_bytes = sum(
-        _weight(layer).nbytes for layer in layers if not _is_released_by(layer, holders.get(id(layer), 1))
-    )
+    copied_bytes = 0
+    for layer in layers:
+        if not _is_released_by(layer, holders.get(id(layer), 1)):
+            copied_bytes += _weight(layer).nbytes
     if (
         not copied_bytes
         or module in packed_models
@@ -70,19 +71,21 @@ def why_not_packable(module: Any) -> str | None:
 
 
 def reads_packed_weights(module: Any) -> bool:
-    """Whether a module multiplies by packed weights in other places than linear layers: those of stacked experts."""
-    blocks = PackingPlan(module).architecture.blocks
-    return any(isinstance(block.experts.weights, StackedExperts) for block in blocks if block.experts)
+    """Whether a module itself multiplies by weights that are packed but not of linear layers: stacked experts."""
+    for block in PackingPlan(module).architecture.blocks:
+        if block.experts and isinstance(block.experts.weights, StackedExperts):
+            return True
+    return False
 
 
 class NativeBackend:
-    """Runs passes in one call. See `drafttree.models.base.Backend` for the protocol.
+    """Runs a pass in one call of drafttree-native. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
         module: a model of which `why_not_native` says nothing, or a draft head of which `why_not_packable` does not.
 
     Attributes:
-        packed: its packed weights.
+        packed: the packed model.
 
     Raises:
         AttributeError: a layer is not as those of its family.
@@ -113,7 +116,7 @@ class NativeBackend:
         self._layout = packed.layout
         self._vocab: int = architecture.head.out_features
         self._layers = len(architecture.blocks)
-        # what a draft head gives is what it reads in the next pass: it is not rounded in between
+        # the next pass of a draft head reads these states, so they are not rounded in between
         self._states = self._empty.dtype if architecture.entry is None else torch.float32
 
     @property
@@ -133,13 +136,10 @@ class NativeBackend:
         if states is None and self._mtp_embedding:
             states = self._mtp_embedding.read_states(segments)
         logits, hidden_states = run_pass(self._model, segments, self._empty, hidden_layers, states)
-        wanted_counts = [len(range(segment.nodes)[segment.wanted]) for segment in segments]
+        wanted_counts = [len(segment.wanted_nodes) for segment in segments]
         segment_logits = split(logits[None, :, : self._vocab], wanted_counts)
         layer_states = [state.to(self._states) for state in hidden_states]
-        return [
-            Output(*output_fields)
-            for output_fields in zip(segment_logits, split_layers(segments, layer_states), strict=True)
-        ]
+        return [*map(Output, segment_logits, split_layers(segments, layer_states))]
 
     def draft_chains(
         self,
@@ -157,8 +157,8 @@ class NativeBackend:
             count: tokens of a chain.
             allowed: columns of logits whose tokens may be drafted.
             states: `[1, texts, hidden]` that a draft head reads.
-            output: the layer whose states its next pass reads, None for what is behind the last norm.
-            ids: the tokens that columns stand for, None for themselves.
+            output: the layer whose states its next pass reads, None for those after the last norm.
+            ids: token ids by column of the logits, None if column i is token i.
         """
         allowed = min(allowed, self._vocab)
         output = self._layers if output is None else output
@@ -171,5 +171,5 @@ def _weight(layer: Any) -> Any:
 
 
 def _is_released_by(layer: Any, holders: int) -> bool:
-    """Whether a layer has released its weight, which so many modules have, or could."""
+    """Whether a layer has released its weight or could; `holders` is the number of modules that have the weight."""
     return isinstance(_weight(layer), ReleasedWeight) or can_release(*weight_place(layer), holders)

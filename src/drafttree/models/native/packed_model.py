@@ -1,4 +1,4 @@
-"""Models of drafttree-native, whose packed weights stand in for those of a module."""
+"""Models of drafttree-native with packed weights of a module."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,18 +21,18 @@ from drafttree.models.quantization.quantized_embedding import dtype_of, table_of
 
 
 class PackedModel:
-    """A model of drafttree-native with a module's weights, which the module's layers release as they are packed.
+    """A model of drafttree-native with the weights of a module, whose layers release each weight once it is packed.
 
     Args:
-        module: the module, as of `PackingPlan`.
+        module: a module that `PackingPlan` accepts.
 
     Attributes:
-        model: the model.
-        layout: the layout of its KV caches.
+        model: the model of drafttree-native.
+        layout: layout of its KV caches.
 
     Raises:
         AttributeError: as of `PackingPlan`.
-        ValueError: sizes of layers do not fit together.
+        ValueError: the sizes of layers do not match.
         WrongProductError: a packed product is not its layer's.
     """
 
@@ -62,15 +62,15 @@ class PackedModel:
         self._releases = [stamp for stamp in [*self._stamps, *self._head] if isinstance(stamp, Release)]
 
     def has_head(self, layer: Any) -> bool:
-        """Whether a linear layer is the output projection that is packed."""
+        """Whether the packed output projection is that of this linear layer."""
         return _are_stamped(self._head, tensors_of(layer))
 
     def has_embedding(self, embedding: Any) -> bool:
-        """Whether an embedding's weight is the output projection's that is packed."""
+        """Whether the packed output projection has the weight of this embedding."""
         return self._embedding is not None and _are_stamped(self._embedding, [table_of(embedding)])
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether what is packed is what would be packed of a module now.
+        """Whether packing a module now would give the same model.
 
         Raises:
             AttributeError: as of `PackingPlan`.
@@ -79,19 +79,19 @@ class PackedModel:
         return _are_stamped(self._stamps, plan.tensors) and _as_values(plan.settings) == self._settings
 
     def multiplies_for(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Let the layers of the module that is packed multiply by what is packed of them, and look up rows there."""
+        """Context manager: the module's layers multiply by packed weights; a tied embedding looks up packed rows."""
         plan = PackingPlan(module)
         return packed_products(self.model, plan.products, plan.architecture.embedding if plan.is_tied else None)
 
     def take_back(self) -> None:
-        """Let layers release again what they were given back, where that can be."""
+        """Let layers release again weights that they were given back, where possible."""
         for release in self._releases:
             release.take_back()
 
     def _add_head(self, plan: PackingPlan) -> bool:
-        """Add the last norm, if there is one, and the output projection: that of another, where it is the same.
+        """Add the last norm, if there is one, and the output projection, and return whether the latter was packed.
 
-        A draft head often has the target's. Whether it was packed for this model.
+        If another packed model has the same output projection, as the target of a draft head often has, it is shared.
         """
         architecture = plan.architecture
         bounds = architecture.logits_divisor, architecture.logits_cap or 0.0
@@ -102,12 +102,12 @@ class PackedModel:
         return True
 
     def _release(self, index: int, products: Products, holders: int = 1) -> None:
-        """Let the layers that were packed release their weights, whose products are their own.
+        """Let linear layers release their weights, once the packed products are found to equal theirs.
 
         Args:
-            index: of the layer.
-            products: what was packed of it.
-            holders: modules that have each weight.
+            index: index of the decoder layer, -1 for none.
+            products: the packed products.
+            holders: number of modules that have each weight.
         """
         check_products(self.model, index, products)
         for layer, output_places in products.places.items():
@@ -120,11 +120,11 @@ class PackedModel:
 
 
 packed_models = WeakKeyDictionary[nn.Module, PackedModel]()
-"""The packed models of modules, which several backends may share."""
+"""The packed model of each module, which several backends may share."""
 
 
 def _new_model(plan: PackingPlan) -> Any:
-    """A model without layers. Its embedding is read where it lies, or out of a packed head that has its weight."""
+    """A model without layers. It reads the module's own embedding, or a packed head that shares the weight."""
     architecture = plan.architecture
     embedding = architecture.embedding
     owner = None if plan.is_tied else _owner(lambda packed: packed.has_embedding(embedding))
@@ -141,12 +141,12 @@ def _new_model(plan: PackingPlan) -> Any:
 
 
 def _owner(has: Callable[[PackedModel], bool]) -> Any:
-    """The model of drafttree-native of a packed model that has something, None where none has."""
+    """The model of drafttree-native of the first packed model for which `has` is true, None if there is none."""
     return next((packed.model for packed in [*packed_models.values()] if has(packed)), None)
 
 
 def _stamp(tensor: Any) -> Any:
-    """What tells a tensor from others and from what it is after an edit."""
+    """A value that differs for other tensors and after an edit of this one."""
     tensor = stand_in(tensor)
     if not isinstance(tensor, Tensor):
         return tensor
@@ -164,7 +164,7 @@ def _is_stamped(stamp: Any, tensor: Any) -> bool:
 
 
 def _as_values(value: Any) -> Any:
-    """Numbers, tensors and containers of them as values that are compared by what they hold, NaN included."""
+    """Convert tensors and containers of them to values that compare equal if the contents are equal, NaN included."""
     if isinstance(value, Tensor):
         entries = value.detach().clone(memory_format=torch.contiguous_format).view(-1)
         return value.dtype, value.shape, entries.view(torch.uint8).numpy().tobytes()
@@ -174,7 +174,7 @@ def _as_values(value: Any) -> Any:
 
 
 def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """A linear layer's weight."""
+    """Unpack a linear layer's weight from its places in products."""
     weight = torch.empty(shape, dtype=dtype, device="cpu")
     for output_place in places:
         if len(places) == 1 and output_place.outputs is None:

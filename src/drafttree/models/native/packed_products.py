@@ -1,8 +1,7 @@
-"""Products of packed weights by themselves, in place of those that a module's linear layers compute.
+"""Single products of packed weights, in place of those that a module's linear layers compute.
 
-That a packed product is its layer's is seen before the layer releases its weight. What a module computes around its
-products is then compared with passes in one call at the speed of packed products, without the gap between two ways to
-sum one product.
+Each packed product is compared with its layer's before the layer releases its weight. Then the module, with packed
+products in its layers, is compared with passes of drafttree-native: that is fast, and the products of both are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,26 +22,26 @@ from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, QuantizedLinear, dequantized_rows
 
 UNITS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-13}
-"""The largest gap between two products of a row, in parts of the largest output: what one of bfloat16 is rounded by,
-and how far sums of float32 differ."""
+"""The largest gap between two products of a row, as a fraction of the largest output: the rounding of bfloat16, and the
+differences between sums in float32."""
 BLOCK_OUTPUTS, LAYER_OUTPUTS, FEWEST_OUTPUTS = 256, 2048, 8
-"""Outputs that are compared at most of a weight in blocks and of all of a decoder layer, and of each at least."""
+"""Most outputs to compare of a weight in blocks, most of all in a decoder layer, and fewest of each."""
 CHUNK = 128
-"""Inputs of a row that drafttree-native rounds to eight bits together, by the largest of them."""
+"""Inputs of a row that drafttree-native rounds to eight bits by the same scale, that of the largest."""
 
 
 class WrongProductError(ModelError):
-    """A packed product that is not its layer's."""
+    """A packed product differs from its layer's own."""
 
 
 @contextmanager
 def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedding: Any) -> Iterator[None]:
-    """Let linear layers multiply by what is packed of them; their weights are not read meanwhile.
+    """Context manager: linear layers multiply by their packed weights, and do not read their own.
 
     Args:
-        model: of drafttree-native.
-        products: by layer there, -1 for those of no layer.
-        embedding: one that has the head's weight and looks up its rows, None without.
+        model: the model of drafttree-native.
+        products: pairs of a decoder layer's index, -1 for none, and its products.
+        embedding: an embedding that shares the head's weight, and then looks up packed rows; None for none.
     """
     with ExitStack() as undo:
         if embedding is not None and only_looks_up(embedding):
@@ -56,15 +55,15 @@ def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedd
 
 @torch.no_grad()
 def check_products(model: Any, index: int, products: Products) -> None:
-    """Compare packed products with those of the linear layers that they are made of, on a row.
+    """Compare packed products of one row with those of the linear layers that they are made of.
 
     Args:
-        model: of drafttree-native.
-        index: the layer of the products there, -1 for those of no layer.
-        products: the products, whose layers have their weights still.
+        model: the model of drafttree-native.
+        index: index of the decoder layer, -1 for none.
+        products: the products; their layers still have their weights.
 
     Raises:
-        WrongProductError: one is another.
+        WrongProductError: a packed product differs from its layer's own.
     """
     limit = min(BLOCK_OUTPUTS, max(FEWEST_OUTPUTS, LAYER_OUTPUTS // len(products.places)))
     for layer, output_places in products.places.items():
@@ -82,7 +81,7 @@ def check_products(model: Any, index: int, products: Products) -> None:
 
 
 def _compared_outputs(layer: Any, limit: int) -> Any:
-    """Which outputs of a linear layer are compared: of blocks, which take long to unpack, the ends and some between."""
+    """Indices of the outputs to compare: all, but of blocks, which are slow to convert, the ends and some between."""
     count = layer.out_features
     if not isinstance(layer, BlockLinear) or count <= limit:
         return slice(None)
@@ -92,9 +91,10 @@ def _compared_outputs(layer: Any, limit: int) -> Any:
 
 
 def _own_product(layer: Any, outputs: Any) -> tuple[Tensor, Tensor]:
-    """A row, and some outputs of what a linear layer computes of it.
+    """A row of inputs, and some of the outputs that a linear layer computes from it.
 
-    For quantised weights the row has whole numbers, and the largest in each chunk: rounding does not change it.
+    For quantised weights the row consists of integers, with the largest in each chunk, so that rounding to eight bits
+    does not change it.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     if not isinstance(layer, QuantizedLinear):

@@ -1,5 +1,6 @@
-"""All that is packed of a module: what `drafttree.models.families` says of it, as drafttree-native takes it."""
+"""All that is packed of a module: its description by `drafttree.models.families`, in drafttree-native's terms."""
 
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,26 +15,26 @@ ACTIVATIONS = {
     **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
     **{"NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"},
 }
-"""Names of activations in drafttree-native by those of transformers' and torch's classes."""
+"""Names of activation functions in drafttree-native, by class name in transformers and torch."""
 LONG = "long"
-"""Stands among the types of rotary embeddings for the long frequencies of LongRoPE."""
+"""Name of LongRoPE's long frequencies among the types of rotary embeddings."""
 
 
 class PackedLayer:
-    """A decoder layer as drafttree-native takes it.
+    """A decoder layer in the terms of drafttree-native.
 
     Args:
         block: what the layer computes.
 
     Attributes:
-        norms: by place; None or nothing for none.
-        products: its products.
-        shape: sizes and numbers of the layer.
-        rotary: type of the rotary embedding, None where all layers have the same.
-        turns: whether queries and keys are turned by it.
+        norms: norms by place, None for none.
+        products: products of the layer.
+        shape: sizes and other numbers of the layer.
+        rotary: type of the rotary embedding, None if all layers have the same.
+        turns: whether queries and keys are rotated by it.
 
     Raises:
-        AttributeError: a part of it is none that drafttree-native knows.
+        AttributeError: the layer has a part that drafttree-native does not know.
     """
 
     def __init__(self, block: Block) -> None:
@@ -94,7 +95,7 @@ def _attention_shape(attention: Attention) -> dict[str, Any]:
 
 
 def _experts_shape(experts: Experts) -> dict[str, Any]:
-    """How tokens are routed to experts: by a softmax over the scores of all."""
+    """How tokens are routed to experts, by a softmax over all scores."""
     scales = {} if experts.scales is None else {"expert_scales": experts.scales}
     return {"experts": experts.count, "chosen": experts.chosen, "rescaled": experts.rescaled, **scales}
 
@@ -107,20 +108,20 @@ def _activation(function: Any) -> str:
 
 
 class PackingPlan:
-    """All that is packed of a module; weights that are released stay so until they are packed.
+    """All that is packed of a module. Making it leaves released weights released.
 
     Args:
-        module: the module, as of `drafttree.models.families.describe`.
+        module: a module that `drafttree.models.families.describe` accepts.
 
     Attributes:
-        architecture: what it computes.
-        layers: its decoder layers.
-        rotaries: frequencies and scaling of the rotary embeddings of layers that turn by them, by type; by `LONG` those
-            beyond the original context of LongRoPE.
+        architecture: description of the module.
+        layers: the decoder layers.
+        rotaries: frequencies and scaling of rotary embeddings, by type of the layers that use them; for LongRoPE also
+            the long frequencies, by `LONG`.
         norm: the last norm, None for none.
 
     Raises:
-        AttributeError: a layer is not as those of its family, or has a part that drafttree-native does not know.
+        AttributeError: a layer is not like those of its family, or has a part that drafttree-native does not know.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -136,7 +137,7 @@ class PackingPlan:
 
     @property
     def entry(self) -> tuple[Any, ...] | None:
-        """What a draft head begins with, as drafttree-native takes it; None for a model."""
+        """Arguments of drafttree-native for the beginning of a draft head; None for a model."""
         entry = self.architecture.entry
         if entry is None:
             return None
@@ -145,7 +146,7 @@ class PackingPlan:
 
     @property
     def products(self) -> list[tuple[int, Products]]:
-        """The products that stand in for linear layers, by the layer that they are of there, -1 for those of none."""
+        """Pairs of a decoder layer's index, -1 for none, and the products that replace its linear layers."""
         layer_inputs = self.architecture.layer_inputs
         inputs = [(-1, Products.alone("layer_inputs", layer_inputs.projection))] if layer_inputs else []
         layers = [(index, layer.products) for index, layer in enumerate(self.layers)]
@@ -153,12 +154,15 @@ class PackingPlan:
 
     @property
     def linear_layers(self) -> list[Any]:
-        """The linear layers that products stand in for."""
-        return [layer for _, products in self.products for layer in products.linear_layers]
+        """The linear layers that products replace."""
+        layers: list[Any] = []
+        for _, products in self.products:
+            layers += products.linear_layers
+        return layers
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors of embeddings and of linear layers."""
+        """The packed tensors, those of embeddings and of linear layers; None for each that a layer lacks."""
         architecture = self.architecture
         entry = (
             []
@@ -170,12 +174,12 @@ class PackingPlan:
             table_of(architecture.embedding),
             *entry,
             *inputs,
-            *(tensor for layer in self.linear_layers for tensor in tensors_of(layer)),
+            *chain.from_iterable(map(tensors_of, self.linear_layers)),
         ]
 
     @property
     def settings(self) -> list[Any]:
-        """All else that is packed."""
+        """All that is packed beside `tensors`."""
         architecture = self.architecture
         entry = (
             [*self._entry_norms, architecture.entry.states_first, architecture.entry.normed_residual]
@@ -193,7 +197,7 @@ class PackingPlan:
         return [scale, entry, input_settings, layers, architecture.owners, self.rotaries, *head_settings]
 
     def shape_of(self, index: int) -> dict[str, Any]:
-        """Sizes and numbers of a layer, and where its keys and values are, and its rotary embedding."""
+        """Sizes and numbers of a layer, including the slots of its keys and values and its rotary embeddings."""
         layer = self.layers[index]
         keys, values = self._slots(index)
         shape = {**layer.shape, "buffer": keys.buffer, "key_slot": keys.place, "value_slot": values.place}
@@ -213,7 +217,7 @@ class PackingPlan:
 
 
 def embedding_scale(embedding: Any, multiplier: float | None = None) -> float:
-    """What embeddings are multiplied with: a multiplier if there is one, else the embedding's own."""
+    """The factor of embeddings: the multiplier if there is one, else the embedding's own factor."""
     return scale_of(embedding) if multiplier is None else multiplier
 
 

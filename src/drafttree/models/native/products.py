@@ -1,9 +1,9 @@
-"""The products of a decoder for drafttree-native: which linear layers they are made of, and where outputs are."""
+"""The products that drafttree-native computes for a decoder, and the linear layers that they are made of."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -13,16 +13,16 @@ from drafttree.models.families import Attention, Block, Experts, Mlp, Stacked, S
 from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
 Arrays = tuple[list[Tensor], Tensor | None, Tensor | None, str | None]
-"""The weights that a product is made of, their bias, the scales of int8 weights, and the name of others' blocks."""
+"""Weights of a product, concatenated by output; their bias; scales of int8 weights; name of blocks, if any."""
 
 
 class Place(NamedTuple):
-    """Where outputs of a linear layer are.
+    """Where outputs of a linear layer are among those of a product.
 
     Attributes:
-        product: the product that they are in.
-        first: the first of them there.
-        outputs: which they are, None for all in order.
+        product: name of the product.
+        first: index of the first of them in the product.
+        outputs: their indices in the layer, None for all in order.
     """
 
     product: str
@@ -31,10 +31,10 @@ class Place(NamedTuple):
 
 
 class Products:
-    """The products of a decoder layer, whose weights are read only when they are packed.
+    """The products of a decoder layer, whose weights are read only by `read`.
 
     Attributes:
-        layers: by name, the linear layers of one input whose outputs lie behind each other.
+        layers: by name of the product, the linear layers of one input whose outputs it concatenates.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Products:
 
     @classmethod
     def of(cls, block: Block) -> "Products":
-        """Those of a decoder layer."""
+        """The products of a decoder layer."""
         products = cls()
         products._add_attention(block.attention)
         if block.experts:
@@ -57,7 +57,7 @@ class Products:
 
     @classmethod
     def alone(cls, name: str, layer: Any) -> "Products":
-        """A linear layer that is a product by itself, and of no decoder layer."""
+        """A single product of one linear layer, which belongs to no decoder layer."""
         products = cls()
         products.add(name, [layer])
         return products
@@ -66,21 +66,20 @@ class Products:
         """Add the product of linear layers of one input.
 
         Args:
-            name: its name.
-            layers: the layers.
-            taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
-                without.
+            name: name of the product.
+            layers: the linear layers.
+            taken: selects outputs of each layer, from its weight `[out, in]` and from vectors `[out]`; None for all.
         """
         self.layers[name] = layers
         self._takes[name] = taken
 
     def read(self) -> dict[str, Arrays]:
-        """By name, what is packed; layers that have released their weights get them back."""
+        """By name of the product, what is packed; layers that have released their weights get them back."""
         return {name: _read(layers, self._takes[name]) for name, layers in self.layers.items()}
 
     @property
     def places(self) -> dict[Any, list[Place]]:
-        """Where the outputs of each linear layer are."""
+        """By linear layer, the places of its outputs in products."""
         output_places = defaultdict[Any, list[Place]](list)
         for name, layers in self.layers.items():
             first_output = 0
@@ -94,12 +93,12 @@ class Products:
     @property
     def linear_layers(self) -> list[Any]:
         """The linear layers, each once."""
-        return [*dict.fromkeys(layer for layers in self.layers.values() for layer in layers)]
+        return [*dict.fromkeys(chain.from_iterable(self.layers.values()))]
 
     @property
     def tensors(self) -> list[Any]:
-        """What is packed of linear layers, None for no bias."""
-        return [tensor for layer in self.linear_layers for tensor in tensors_of(layer)]
+        """The tensors of linear layers that are packed, None for each that a layer lacks."""
+        return [*chain.from_iterable(map(tensors_of, self.linear_layers))]
 
     def _add_attention(self, attention: Attention) -> None:
         heads, width = attention.query_heads, attention.width
@@ -109,7 +108,7 @@ class Products:
         self.add("out", [attention.out])
 
     def _add_mlp(self, mlp: Mlp) -> None:
-        """Add the products of an MLP, whose gate and up projection some families (Phi-3) have as one."""
+        """Add the products of an MLP; in some families (Phi-3) gate and up projection are one layer."""
         if not mlp.gated:
             self.add("up", mlp.gate_up)
         else:
@@ -146,12 +145,12 @@ class Products:
 
 
 def _format(layer: Any) -> tuple[type, str | None]:
-    """What is alike of linear layers whose weights can be one product's."""
+    """A key that is equal for linear layers whose weights can be in one product."""
     return type(layer), getattr(layer, "blocks", None)
 
 
 def _by_kind(rows: Tensor, heads: int, width: int) -> Tensor:
-    """Query heads, key heads and value heads behind each other, of outputs that are interleaved by heads."""
+    """Reorder outputs that are interleaved by heads: all query heads, then key heads, then value heads."""
     return rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2)
 
 
@@ -178,12 +177,12 @@ def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Ar
 
 
 def weight_of(layer: Any) -> Arrays:
-    """The product of a linear layer alone."""
+    """What is packed of a linear layer that is a product alone."""
     return _read([layer], None)
 
 
 def tensors_of(layer: Any) -> list[Any]:
-    """What is packed of a linear layer, as of `Products.tensors`."""
+    """The weight, bias and scale of a linear layer, as they are packed; None for each that it lacks."""
     scale = layer.scale if isinstance(layer, QuantizedLinear) else None
     return [getattr(*weight_place(layer)), layer.bias, scale]
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is in blocks of a few inputs, in the bytes that files have them in."""
+"""Linear layers whose weight is kept in blocks of a few inputs, in the bytes of the file."""
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +9,16 @@ from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, Quantiz
 class BlockLinear(QuantizedLinear):
     """A linear layer whose weight is in blocks.
 
-    On a CPU drafttree-native multiplies them, with rows that it rounds to eight bits. The module itself converts whole
-    weights and multiplies rows as they are, which passes of drafttree-native are compared with.
+    On a CPU drafttree-native multiplies them, and rounds activations to eight bits. The module itself converts whole
+    weights and does not round activations; passes of drafttree-native are compared with it.
 
     Args:
-        layer: the layer in whose place it stands; its weight is not read.
+        layer: the layer that it replaces; its weight is not read.
         quantized: the weight, uint8 `[out, bytes]`.
-        form: name of its blocks, as of `drafttree.models.quantization.blocks.FORMATS`.
+        form: name of the blocks in `drafttree.models.quantization.blocks.FORMATS`.
 
     Attributes:
-        blocks: the name of its blocks.
+        blocks: name of the blocks.
     """
 
     def __init__(self, layer: nn.Linear, quantized: Tensor, form: str) -> None:

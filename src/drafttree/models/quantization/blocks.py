@@ -1,7 +1,7 @@
-"""Weights in blocks, as GGUF files have them: some inputs of an output, with their scales.
+"""Weights in blocks, as in GGUF files: a block has the numbers and scales of a few inputs of one output.
 
-The layouts are those of llama.cpp (`ggml-common.h`, read out by `ggml-quants.c`). One is ours, for what GPTQ and AWQ
-files hold: numbers of four bits that count from a whole number of the group.
+The layouts are those of llama.cpp (`ggml-common.h`, decoded in `ggml-quants.c`). One is ours, for GPTQ and AWQ files:
+numbers of four bits with an integer zero point for each group.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 GROUP = 32
-"""Inputs of a group, which has a scale."""
+"""Number of inputs that share a scale."""
 EXPONENT = 0x7C
-"""The exponent's bits in the upper byte of a float16, which are all set of what is infinite or no number."""
+"""The exponent bits in the upper byte of a float16, which are all set if it is infinite or NaN."""
 
 
 class BlockFormat(NamedTuple):
-    """How weights lie in blocks.
+    """The layout of a block.
 
     Attributes:
-        inputs: of a block.
-        nbytes: of a block.
-        halves: where the float16 of a block lie, in bytes from its beginning.
-        read: float32 `[blocks, inputs]` of blocks uint8 `[blocks, nbytes]`.
+        inputs: number of inputs in a block.
+        nbytes: bytes of a block.
+        halves: offsets of its float16 numbers in bytes.
+        read: converts blocks uint8 `[blocks, nbytes]` to float32 `[blocks, inputs]`.
     """
 
     inputs: int
@@ -33,13 +33,13 @@ class BlockFormat(NamedTuple):
 
 
 def dequantized(blocks: Tensor, name: str) -> Tensor:
-    """The weight `[out, in]` in float32 of blocks uint8 `[out, bytes]`."""
+    """Convert blocks uint8 `[out, bytes]` to a weight `[out, in]` in float32."""
     form = FORMATS[name]
     return form.read(blocks.reshape(-1, form.nbytes)).reshape(len(blocks), -1)
 
 
 def has_finite_scales(blocks: Tensor, name: str) -> bool:
-    """Whether all scales of blocks uint8 `[out, bytes]` are finite numbers."""
+    """Whether all scales in blocks uint8 `[out, bytes]` are finite."""
     form = FORMATS[name]
     block_bytes = blocks.view(len(blocks), -1, form.nbytes)
     exponents = (block_bytes[..., offset + 1] & EXPONENT for offset in form.halves)
@@ -47,36 +47,36 @@ def has_finite_scales(blocks: Tensor, name: str) -> bool:
 
 
 def pack_q4_0(numbers: Tensor, scales: Tensor) -> Tensor:
-    """Blocks of numbers from 0 to 15 that count from 8.
+    """Make `q4_0` blocks, for weights `scale * (number - 8)`.
 
     Args:
-        numbers: `[out, in]`.
+        numbers: `[out, in]` from 0 to 15.
         scales: `[out, groups]`.
 
     Returns:
-        uint8 `[out, bytes]`.
+        The blocks, uint8 `[out, bytes]`.
     """
     return _packed(numbers, _bytes_of_halves(scales))
 
 
 def pack_q4_1(numbers: Tensor, scales: Tensor, mins: Tensor) -> Tensor:
-    """The same of numbers that count from 0, and what is added to each, `[out, groups]`."""
+    """As `pack_q4_0`, `q4_1` blocks for weights `scale * number + min`; `mins` are `[out, groups]`."""
     return _packed(numbers, _bytes_of_halves(scales), _bytes_of_halves(mins))
 
 
 def pack_q4_zero(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """The same of numbers that count from whole numbers `[out, groups]`."""
+    """As `pack_q4_0`, `q4_zero` blocks for weights `scale * (number - zero)`; `zeros` are integers `[out, groups]`."""
     return _packed(numbers, _bytes_of_halves(scales), zeros.to(torch.uint8)[..., None])
 
 
 def pack_q8_0(numbers: Tensor, scales: Tensor) -> Tensor:
-    """The same of numbers of eight bits that count from 128."""
+    """As `pack_q4_0`, `q8_0` blocks for weights `scale * (number - 128)` with numbers from 0 to 255."""
     grouped_numbers = numbers.to(torch.uint8).unflatten(1, (-1, GROUP)) ^ 128
     return torch.cat((_bytes_of_halves(scales), grouped_numbers), -1).flatten(1)
 
 
 def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
-    """Blocks uint8 `[outputs, bytes]` for trials, of numbers and scales that are not large."""
+    """Random blocks uint8 `[outputs, bytes]` for trials, the same in each call, with small scales."""
     form = FORMATS[name]
     generator = torch.Generator().manual_seed(0)
     # a float16 whose upper byte is below 64 is finite, and below 2
@@ -96,17 +96,17 @@ def _bytes_of_halves(values: Tensor) -> Tensor:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """float32 `[blocks, 1]` of the float16 there."""
+    """The float16 number at a byte of each block, as float32 `[blocks, 1]`."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(blocks: Tensor) -> Tensor:
-    """Numbers of four bits `[blocks, 2 n]`: those of the lower halves of n bytes, then those of the upper ones."""
+    """Split n bytes into numbers of four bits `[blocks, 2 n]`: first all lower halves, then all upper ones."""
     return torch.cat((blocks & 15, blocks >> 4), 1)
 
 
 def _bits(blocks: Tensor) -> Tensor:
-    """The bits `[blocks, 8 n]` of n bytes."""
+    """Split n bytes into bits `[blocks, 8 n]`, the lowest of each byte first."""
     return (blocks[..., None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1).flatten(1)
 
 
@@ -137,7 +137,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales and mins of eight groups, each float32 `[blocks, 8, 1]`: six bits each, in 12 bytes."""
+    """The scales and mins of eight groups, each float32 `[blocks, 8, 1]`, stored in 12 bytes with six bits each."""
     scale_bytes, min_bytes, nibble_bytes = blocks[:, 4:16].chunk(3, 1)
     scales = torch.cat((scale_bytes & 63, nibble_bytes & 15 | scale_bytes >> 6 << 4), 1)
     mins = torch.cat((min_bytes & 63, nibble_bytes >> 4 | min_bytes >> 6 << 4), 1)
@@ -145,7 +145,7 @@ def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pairs_of_groups(blocks: Tensor) -> Tensor:
-    """Numbers `[blocks, 8, 32]` of four bits: 32 bytes have one group in their lower halves and the next above."""
+    """Numbers of four bits `[blocks, 8, 32]`: 32 bytes hold one group in the lower halves, the next in the upper."""
     packed_groups = blocks.unflatten(1, (4, 1, GROUP))
     return torch.cat((packed_groups & 15, packed_groups >> 4), 2).flatten(1, 2)
 
@@ -185,4 +185,4 @@ FORMATS = {
     "q6_k": BlockFormat(256, 210, (208,), _q6_k),
     "q8_0": BlockFormat(32, 34, (0,), _q8_0),
 }
-"""The formats by name; names are llama.cpp's, in small letters, but for `q4_zero`."""
+"""The formats by name: llama.cpp's names in lower case, and `q4_zero`."""

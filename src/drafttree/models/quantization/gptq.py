@@ -1,9 +1,9 @@
-"""Weights rounded to four bits by GPTQ, which takes what a column's rounding costs from the columns behind it.
+"""Weights rounded to four bits by GPTQ, which makes up for a column's rounding error in the columns after it.
 
 Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", Algorithm 1.
-Scales are found before, of the weight as it is, so that columns can be rounded in any order: those first whose inputs
-are largest, as long as there are many columns behind them to make up for it (its `--act-order`). A scale that weighs
-errors by how large inputs are was no better on Gemma 3 270M: perplexity +10.7 +- 0.7 and +7.1 +- 0.7 % on two texts,
+Scales are found beforehand from the weight itself, so that columns can be rounded in any order: those with the largest
+inputs come first, while many columns are left to make up for their errors (`--act-order` there). Scales that weigh
+errors by the size of inputs were no better on Gemma 3 270M: perplexity +10.7 +- 0.7 and +7.1 +- 0.7 % on two texts,
 +8.9 +- 0.6 and +8.3 +- 0.8 % without weights.
 """
 
@@ -16,22 +16,22 @@ from drafttree.models.quantization.blocks import GROUP, pack_q4_zero
 
 LARGEST = 15
 DAMPING = 0.05
-"""What is added to the diagonal of a Hessian, in parts of its mean: texts are few, and others will be read."""
+"""Fraction of the diagonal's mean that is added to the diagonal of a Hessian, since it is of few texts only."""
 AT_ONCE = 128
-"""Columns whose rounding changes those behind them before it changes the rest of the weight."""
+"""Columns of a block: errors go to later columns of the block at once, and to the rest of the weight after it."""
 PARTS = 8
-"""Parts of the inputs by which only the upper half of a Hessian is summed."""
+"""Parts into which inputs are split, so that little more than the upper half of a Hessian is summed."""
 SMALLEST_SCALE = 2.0**-17
-"""From here on a bfloat16 is a float16 too, so that a scale is the same in the files of either."""
+"""The least scale: from here on a bfloat16 is a float16 too, so that files of either dtype hold the same scale."""
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-"""Parts of a group's range that are tried: what lies outside is cut off, and the rest is rounded more finely."""
+"""Fractions of a group's range that are tried: values outside are clipped, and the others rounded more finely."""
 
 
 class Hessian:
-    """The sums of products of a linear layer's inputs, over the rows that it reads: how its rounding is weighed.
+    """The sum of products of a linear layer's inputs over all rows, by which rounding errors are weighed.
 
     Args:
-        inputs: number of the inputs.
+        inputs: number of inputs.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -39,7 +39,7 @@ class Hessian:
         self._bounds = [inputs * index // PARTS for index in range(PARTS + 1)]
 
     def add(self, rows: Tensor) -> None:
-        """Count rows `[..., inputs]`."""
+        """Add rows of inputs `[..., inputs]` to the sum."""
         flat_rows = rows.flatten(0, -2).float()
         for start, end in zip(self._bounds, self._bounds[1:], strict=False):
             self._sums[start:end, start:].addmm_(flat_rows[:, start:end].t(), flat_rows[:, start:])
@@ -51,7 +51,7 @@ class Hessian:
 
 
 class RoundedWeight(NamedTuple):
-    """A weight in four bits, of numbers that stand for `scale * (number - zero)`.
+    """A weight in four bits, with values `scale * (number - zero)`.
 
     Attributes:
         numbers: uint8 `[out, in]`, from 0 to 15.
@@ -64,7 +64,7 @@ class RoundedWeight(NamedTuple):
     zeros: Tensor
 
     def blocks(self) -> Tensor:
-        """Its blocks, `q4_zero` of `drafttree.models.quantization.blocks`."""
+        """The weight as `q4_zero` blocks of `drafttree.models.quantization.blocks`."""
         return pack_q4_zero(self.numbers, self.scales, self.zeros)
 
     def dequantized(self) -> Tensor:
@@ -75,40 +75,58 @@ class RoundedWeight(NamedTuple):
 
 @torch.no_grad()
 def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
-    """Round a weight so that what it makes of its inputs changes little.
+    """Round a weight to four bits so that the layer's outputs change little.
 
     Args:
-        weight: `[out, in]`, of a multiple of 32 inputs.
+        weight: `[out, in]`; the number of inputs is a multiple of 32.
         hessian: `[in, in]`, as of `Hessian.matrix`.
     """
-    if not bool(hessian.diagonal().any()):  # nothing has been read: all inputs are as important
+    if not bool(hessian.diagonal().any()):  # no rows were added: all inputs count alike
         hessian = torch.eye(len(hessian))
     scales, zeros = find_scales(weight)
     order = hessian.diagonal().argsort(descending=True)
     pending_columns = weight.float().t()[order]  # a column's numbers lie behind each other
     group_of = order // GROUP
-    units, zero_points = scales.float().t()[group_of], zeros.float().t()[group_of]
+    units = scales.float().t()[group_of]
+    zero_points = zeros.float().t()[group_of]
     factors = _factors(hessian[order][:, order])
     numbers = torch.empty(pending_columns.shape, dtype=torch.uint8)
     for start in range(0, len(pending_columns), AT_ONCE):
         end = min(start + AT_ONCE, len(pending_columns))
-        block_columns = pending_columns[start:end]
-        errors = torch.empty_like(pending_columns[start:end])
-        for column in range(end - start):
-            position = start + column
-            unit, zero_point = units[position], zero_points[position]
-            centred_numbers = _rounded(block_columns[column], unit, zero_point)
-            numbers[position] = centred_numbers + zero_point
-            errors[column] = (block_columns[column] - centred_numbers * unit) / factors[position, position]
-            block_columns[column + 1 :].addr_(factors[position, position + 1 : end], errors[column], alpha=-1)
-        pending_columns[end:].addmm_(factors[start:end, end:].t(), errors, alpha=-1)
+        block = slice(start, end)
+        numbers[block], errors = _round_columns(
+            pending_columns[block], units[block], zero_points[block], factors[block, block]
+        )
+        pending_columns[end:].addmm_(factors[block, end:].t(), errors, alpha=-1)
     unpermuted = torch.empty_like(numbers)
     unpermuted[order] = numbers
     return RoundedWeight(unpermuted.t().contiguous(), scales, zeros)
 
 
+def _round_columns(columns: Tensor, units: Tensor, zero_points: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Round one column after another, and correct the later columns for its error.
+
+    Args:
+        columns: `[columns, out]` of a weight; changed in place.
+        units: scales `[columns, out]`.
+        zero_points: zeros `[columns, out]`.
+        factors: `[columns, columns]`, as of `_factors`.
+
+    Returns:
+        The numbers from 0 to 15, and the errors by which columns after these have to change, both `[columns, out]`.
+    """
+    numbers = torch.empty(columns.shape, dtype=torch.uint8)
+    errors = torch.empty_like(columns)
+    for index, column in enumerate(columns):
+        centred_numbers = _rounded(column, units[index], zero_points[index])
+        numbers[index] = centred_numbers + zero_points[index]
+        errors[index] = (column - centred_numbers * units[index]) / factors[index, index]
+        columns[index + 1 :].addr_(factors[index, index + 1 :], errors[index], alpha=-1)
+    return numbers, errors
+
+
 def find_scales(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales float16 and zeros uint8 `[out, groups]` by which a weight `[out, in]` is rounded with the least error."""
+    """Scales float16 and zeros uint8 `[out, groups]` that round a weight `[out, in]` with the least error."""
     grouped_weight = weight.float().unflatten(1, (-1, GROUP))
     group_min = grouped_weight.amin(-1, keepdim=True).clamp_(max=0)
     group_max = grouped_weight.amax(-1, keepdim=True).clamp_(min=0)
@@ -136,7 +154,7 @@ def find_scales(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """What numbers of four bits are, counted from zero."""
+    """Round a weight to `number - zero` with numbers from 0 to 15, as floats."""
     return (weight / scale).add_(zero).round_().clamp_(0, LARGEST).sub_(zero)
 
 

@@ -1,17 +1,18 @@
-"""Linear layers with weights of eight bits: less memory and time, and another model with its own text.
+"""Linear layers with weights of eight bits, which take less memory and time, but make another model with other texts.
 
-A weight has one scale per output. What that costs depends on the model: the embedded target's perplexity changes by
+A weight has one scale per output. The loss depends on the model: the embedded target's perplexity changes by
 -0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.81 +- 0.04 %
 (71,540 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
 another 0.14 +- 0.015 %; that of a drafter does not, whose drafts change no text.
 
-On a CPU drafttree-native runs such layers, on rows that it rounds to eight bits as well (`native/src/panels.h`). The
-module itself multiplies rows as they are: another way to compute the same model, which passes of drafttree-native are
-compared with, and a slower one, since it converts whole weights.
+On a CPU drafttree-native runs such layers, and rounds activations to eight bits too (`native/src/panels.h`). The module
+itself converts whole weights, which is slower, and does not round activations; passes of drafttree-native are compared
+with it.
 
-On CUDA rows are rounded to sixteen bits, each by its own largest value. The integers are multiplied and added exactly,
-so a token's logits do not depend on the others in its pass. Eight bits would be faster, but attention adds a tree's
-rows up in another order than a chain's there: the last place of a sum would then decide between integers far apart.
+On CUDA activations are rounded to sixteen bits, each row by its largest value. The integers are multiplied and added
+exactly, so a token's logits do not depend on the others in its pass. Eight bits would be faster. But there attention
+adds up the rows of a tree in another order than those of a chain, and with eight bits a difference in the last place
+of a sum could round to integers far apart.
 """
 
 import torch
@@ -21,12 +22,12 @@ from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, Quantiz
 
 INT8_MAX = 127
 MIDDLE = 128
-"""What stands for 0 in the bytes of activations."""
+"""The unsigned byte that stands for 0 in activations."""
 LARGEST = 256 * INT8_MAX
-"""An activation of sixteen bits, which is 256 times its upper byte and its lower one, both from -128 to 127."""
+"""The largest activation of sixteen bits: 256 * upper byte + lower byte, both from -128 to 127."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
-"""Rows that torch's product of integers on CUDA takes at least, and what its sizes are multiples of."""
+"""Fewest rows of torch's product of integers on CUDA, and the number that its sizes must be multiples of."""
 
 
 class Int8Linear(QuantizedLinear):
@@ -37,7 +38,7 @@ class Int8Linear(QuantizedLinear):
 
     Attributes:
         quantized: the weight, int8 `[out, in]`.
-        scale: float32 `[out]`: what an integer stands for.
+        scale: float32 `[out]` factors of the integers.
     """
 
     method = "int8"
@@ -63,7 +64,7 @@ class Int8Linear(QuantizedLinear):
 
 
 def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
-    """The product of `[rows, in]` with a weight; `[rows, out]` of the dtype of `x`."""
+    """The product of `x` `[rows, in]` with a weight, `[rows, out]` in the dtype of `x`."""
     if x.is_cuda and rounds_activations():
         return rounded_product(x, quantized, scale)
     return nn.functional.linear(x, (quantized * scale[:, None]).to(x.dtype))
@@ -88,7 +89,7 @@ def rounded_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
 
 
 def why_not_multiplied(layer: nn.Linear) -> str | None:
-    """Why the device of a linear layer does not multiply weights of eight bits in its place, None if it does."""
+    """Why a linear layer cannot have weights of eight bits on its device, None if it can."""
     device = layer.weight.device.type
     sizes = (layer.in_features, layer.out_features)
     if device not in ("cpu", "cuda"):

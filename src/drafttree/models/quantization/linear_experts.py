@@ -1,4 +1,4 @@
-"""Mixtures of experts each of which has linear layers of its own, which can be quantised."""
+"""Mixtures of experts with linear layers for each expert, which can be quantised."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 
 KNOWN = {"Qwen3MoeExperts", "Gemma4TextExperts"}
-"""transformers' experts that `linear_experts` takes apart: those of families that drafttree-native knows."""
+"""Classes of transformers' experts that `linear_experts` splits: those of families that drafttree-native knows."""
 
 
 class LinearExperts(nn.Module):
-    """The experts of a layer, whose weights lie apart. transformers stacks those of all experts.
+    """The experts of a layer with separate weights; transformers stacks the weights of all experts.
 
     Args:
-        experts: transformers' experts, in whose place they stand; their weights are not read.
-        gates: linear layer of each expert's gates, `[inner, hidden]`.
-        ups: of what is gated, `[inner, hidden]`.
-        downs: of what is inside, `[hidden, inner]`.
+        experts: transformers' experts, which this replaces; their weights are not read.
+        gates: by expert, the linear layer of its gates, with a weight `[inner, hidden]`.
+        ups: by expert, the linear layer of what is gated, with a weight `[inner, hidden]`.
+        downs: by expert, the linear layer of its output, with a weight `[hidden, inner]`.
 
     Attributes:
-        act_fn: activation of the gates.
+        act_fn: activation function of the gates.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class LinearExperts(nn.Module):
         self.train(experts.training)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """What the chosen experts give, added up.
+        """The weighted sum of the chosen experts' outputs, `[nodes, hidden]`.
 
         Args:
             hidden_states: `[nodes, hidden]`.
-            top_k_index: the experts of each node, `[nodes, chosen]`.
-            top_k_weights: what they count for, `[nodes, chosen]`.
+            top_k_index: the experts chosen for each node, `[nodes, chosen]`.
+            top_k_weights: their weights in the sum, `[nodes, chosen]`.
         """
         sums = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
@@ -50,7 +50,7 @@ class LinearExperts(nn.Module):
 
 
 def linear_experts(experts: Any) -> LinearExperts:
-    """Experts of `KNOWN` with linear layers whose weights are parts of the stacked ones."""
+    """Split experts of a class in `KNOWN` into linear layers, whose weights are views of the stacked ones."""
 
     def layers(weights: Tensor) -> list[nn.Module]:
         return [_linear(weight) for weight in weights]

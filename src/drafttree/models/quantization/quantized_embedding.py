@@ -1,4 +1,4 @@
-"""An embedding with a quantised weight, often that of an output projection."""
+"""An embedding with a quantised weight, which an output projection may share."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from drafttree.models.quantization.quantized_linear import QuantizedLinear, dequantized_rows
 
 SCALED = "ScaledWordEmbedding"
-"""What the names of transformers' classes end with whose embeddings have a factor (Gemma)."""
+"""End of the names of transformers' classes of embeddings that have a factor (Gemma)."""
 
 
 class QuantizedEmbedding(nn.Module):
     """An embedding whose rows are those of a quantised weight.
 
     Args:
-        weight: the layer with that weight, such as an output projection.
-        embedding: the embedding in whose place it stands.
+        weight: the layer that has the weight, such as an output projection.
+        embedding: the embedding that it replaces.
 
     Attributes:
         quantized: the weight.
-        scale: the layer's, None where it has none.
-        blocks: name of the weight's blocks, None where it has none.
-        embed_scale: the factor of the embedding, in its dtype.
+        scale: scale of the layer, None if it has none.
+        blocks: name of the weight's blocks, None if it has none.
+        embed_scale: factor of the embeddings, rounded to their dtype.
     """
 
     scale: Tensor | None
@@ -42,7 +42,7 @@ class QuantizedEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
     def dequantized(self) -> Tensor:
-        """The rows of all tokens, `[vocab, hidden]` in float32, without the factor."""
+        """The rows of all tokens, `[vocab, hidden]` in float32, not multiplied by the factor."""
         return dequantized_rows(self.quantized.detach(), self.scale, self.blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -57,13 +57,13 @@ class QuantizedEmbedding(nn.Module):
 
 
 def only_looks_up(embedding: Any) -> bool:
-    """Whether an embedding does nothing but look up rows, and multiply them with a factor perhaps."""
+    """Whether an embedding only looks up rows and at most multiplies them by a factor."""
     embedding_class = type(embedding)
     return embedding_class in (nn.Embedding, QuantizedEmbedding) or embedding_class.__name__.endswith(SCALED)
 
 
 def table_of(embedding: Any) -> Tensor:
-    """The weight of an embedding, as it lies in memory."""
+    """The weight of an embedding, quantised or not."""
     return embedding.quantized if isinstance(embedding, QuantizedEmbedding) else embedding.weight
 
 
@@ -73,5 +73,5 @@ def dtype_of(embedding: Any) -> torch.dtype:
 
 
 def scale_of(embedding: Any) -> float:
-    """What an embedding multiplies its rows with; Gemma rounds it to the dtype of the weights."""
+    """The factor of an embedding's rows, rounded to their dtype as Gemma does."""
     return torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(dtype_of(embedding)).item()

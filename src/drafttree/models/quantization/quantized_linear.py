@@ -1,4 +1,4 @@
-"""A linear layer whose weight is quantised, and how a module's layers are."""
+"""The base of linear layers whose weight is quantised, and how the layers of a module are quantised."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from drafttree.models.quantization import blocks
 
 ROWS_AT_ONCE = 256
-"""Rows of a weight that are in float32 at once, so that they do not leave a processor's cache."""
+"""Rows of a weight that are converted to float32 at once, so that they stay in a processor's cache."""
 
 
 _rounds: ContextVar[bool] = ContextVar("rounds", default=True)
@@ -17,10 +17,10 @@ _rounds: ContextVar[bool] = ContextVar("rounds", default=True)
 
 @contextmanager
 def unrounded_activations() -> Iterator[None]:
-    """Multiply activations as they are, on CUDA too.
+    """Context manager: activations are not rounded, on CUDA neither.
 
-    Two ways to compute one sum differ in its last place, which may round an activation to another integer. Whether the
-    ways agree is seen without that.
+    Two backends may differ in the last place of a sum, and then round an activation to different integers. Without
+    rounding one sees whether they agree.
     """
     token = _rounds.set(False)
     try:
@@ -30,15 +30,14 @@ def unrounded_activations() -> Iterator[None]:
 
 
 def rounds_activations() -> bool:
-    """Whether activations are rounded where a device multiplies integers."""
+    """Whether activations are rounded on devices that multiply integers."""
     return _rounds.get()
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with the weight of another, quantised; each method of quantisation is a class.
+    """Base of linear layers with the quantised weight of another; each method of quantisation has a subclass.
 
-    The weight is not called `weight`, so a model that reads a layer's weight itself fails instead of computing with
-    something else.
+    The weight is not called `weight`, so that a model that reads it directly fails instead of computing wrong results.
 
     Args:
         layer: the layer to be quantised.
@@ -46,8 +45,8 @@ class QuantizedLinear(nn.Module):
     Attributes:
         method: name of the method.
         quantized: the weight, with a row for each output.
-        scale: float32 `[out]`: what the numbers of a row stand for; None where that is in the row.
-        blocks: name of the blocks that rows of bytes are, None where they are none.
+        scale: float32 `[out]` factors of the rows, None if the rows contain their scales.
+        blocks: name of the blocks that the rows consist of, None if they are plain numbers.
         bias: `[out]` or None.
     """
 
@@ -67,7 +66,7 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def product(self, x: Tensor) -> Tensor:
-        """The product of `[rows, in]` with the weight, `[rows, out]` of the dtype of `x`, without the bias."""
+        """The product of `x` `[rows, in]` with the weight, `[rows, out]` in the dtype of `x`, without the bias."""
         raise NotImplementedError
 
     def dequantized(self) -> Tensor:
@@ -80,7 +79,7 @@ class QuantizedLinear(nn.Module):
 
 
 def dequantized_rows(quantized: Tensor, scale: Tensor | None, form: str | None) -> Tensor:
-    """Rows of a quantised weight in float32, given those of `quantized` and of `scale`, and the name of its blocks."""
+    """Convert rows of a quantised weight to float32, given their scales or the name of their blocks."""
     if form:
         return blocks.dequantized(quantized, form)
     assert scale is not None
@@ -93,7 +92,7 @@ def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
 
 
 def quantized_scales(module: nn.Module) -> list[Tensor]:
-    """The scales of all quantised layers of a module, which are no parameters."""
+    """The scales of all quantised layers of a module; they are not among its parameters."""
     return [layer.scale for layer in quantized_layers(module) if layer.scale is not None]
 
 
@@ -105,7 +104,7 @@ def quantization(module: nn.Module) -> str | None:
 
 
 def quantization_method(settings: object) -> str | None:
-    """The name of the method in the `quantization_config` of a model, None without one."""
+    """The name of the method in a model's `quantization_config`, None if there is no config."""
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)

@@ -12,9 +12,9 @@ WARMUPS = 2
 
 
 class CudaGraphs:
-    """Records passes as CUDA graphs, which share one pool of memory: no two run at the same time.
+    """Records passes as CUDA graphs. If a capture fails, it warns of the reason and returns None.
 
-    If a capture fails, a warning says why.
+    The graphs share one pool of memory, so no two may run at the same time.
 
     Args:
         device: the device where the passes run.
@@ -35,7 +35,7 @@ class CudaGraphs:
             return None
 
     def _capture(self, run: RecordedPass) -> RecordedPass:
-        """A launch of the captured pass; it writes its outputs to the same memory every time."""
+        """Capture a pass; each replay writes its outputs to the same memory."""
         self._side_stream = self._side_stream or torch.cuda.Stream()
         self._memory_pool = self._memory_pool or torch.cuda.graph_pool_handle()
         self._side_stream.wait_stream(torch.cuda.current_stream())

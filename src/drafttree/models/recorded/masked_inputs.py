@@ -1,4 +1,4 @@
-"""The inputs of recorded passes over one request, which reads the rows of its own KV cache under a mask."""
+"""The inputs of recorded passes over one request, whose nodes attend to the rows of its KV cache under a mask."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,17 +16,17 @@ from drafttree.models.segment import Segment
 from drafttree.models.windows import EVERYTHING
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Nodes of a recorded pass; larger passes, which are prompts, are not recorded."""
+"""Node counts of recorded passes; larger passes, which read prompts, are not recorded."""
 MAX_DRAFTED = 1024
-"""Drafted rows a recorded pass can see; one behind more of them is not recorded."""
+"""Drafted rows that a recorded pass can see; a pass that sees more is not recorded."""
 
 
 class StaticAttention(NamedTuple):
-    """Attention of a recorded pass over one request to all rows there is room for. See `PassAttention`.
+    """Attention of a recorded pass over one request, to all rows of its buffers under a mask. See `PassAttention`.
 
     Attributes:
-        new_rows: `[nodes]` where the nodes' rows are to be written.
-        visible: what they attend to.
+        new_rows: `[nodes]` indices of the rows where the nodes' keys and values are written.
+        visible: rows that the nodes attend to.
     """
 
     new_rows: Tensor
@@ -45,14 +45,14 @@ class StaticAttention(NamedTuple):
 class MaskedInputs:
     """Makes the inputs of passes over one request. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
-    All of them read the same memory, which one copy writes. How much of the KV cache is in use are numbers in it, from
-    which a pass makes its mask.
+    All passes read the same memory, which the host writes in one copy. It holds the numbers of committed and drafted
+    rows too, from which a pass computes its mask on the device.
 
     Args:
         layout: layout of the KV caches.
         groups: query heads that share a key head.
         like: a tensor of the dtype and device of a pass.
-        hidden: width of the states a head reads.
+        hidden: width of the states that a draft head reads, 0 for a model.
     """
 
     def __init__(self, layout: CacheLayout, groups: int, like: Tensor, hidden: int) -> None:
@@ -77,7 +77,7 @@ class MaskedInputs:
         return _pooled(segments).passes
 
     def rows(self, segments: Sequence[Segment]) -> list[tuple[Tensor, Tensor]]:
-        """Per layer all keys and values `[1, key heads, rows, width]` that the cache has room for."""
+        """Per layer the keys and values `[1, key heads, rows, width]` of all rows of the cache's buffers."""
         return layer_rows(self._layout, _pooled(segments).buffers)
 
     def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: int, memory: None = None) -> None:
@@ -99,10 +99,8 @@ class MaskedInputs:
         length, start, end = self._numbers[2, :3]
         new_rows = start + torch.arange(sizes, device=start.device)
         columns = torch.arange(rows[0][0].shape[-2], device=start.device)
-        drafted_indices = columns - length
-        visible = unpacked_bits(self._visible_bits[:sizes], MAX_DRAFTED)
-        tree_visible = visible.index_select(1, drafted_indices.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
-        visible_rows = (drafted_indices < 0) | tree_visible | (columns == new_rows[:, None])
+        drafted_visible = unpacked_bits(self._visible_bits[:sizes], MAX_DRAFTED)
+        visible_rows = _visible_rows(columns, length, end, drafted_visible) | (columns == new_rows[:, None])
         mask = torch.zeros(visible_rows.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(
             ~visible_rows, -torch.inf
         )
@@ -114,16 +112,35 @@ class MaskedInputs:
         return PassInputs(tokens, positions, hidden_states, rows, lambda span, groups: attentions[span, groups])
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        """See `InputBuilder`; here there may be several requests, whose caches may be any."""
+        """See `InputBuilder`; here there may be several requests, with KV caches of any kind."""
         return PassInputs.of(segments, hidden)
 
 
 def _arrays(nodes: int) -> tuple[Array, Array]:
-    """What a pass over so many nodes copies: tokens, positions and bounds, and behind them bits of who sees whom.
+    """Arrays of zeros that the host fills and copies for a pass.
 
-    So a pass with fewer nodes copies less to the same places.
+    The bits come last, so that a pass over fewer nodes copies fewer bytes and all arrays keep their places.
+
+    Returns:
+        int64 `[3, nodes of the largest pass]`: token ids, positions, and in the last row the number of committed rows,
+        of rows in use before the pass and of rows in use after it; and uint8 `[nodes, MAX_DRAFTED / 8]`: one bit for
+        each drafted row that a node may attend to.
     """
     return np.zeros((3, BUCKETS[-1]), dtype=np.int64), np.zeros((nodes, MAX_DRAFTED // 8), dtype=np.uint8)
+
+
+def _visible_rows(columns: Tensor, length: Tensor, end: Tensor, drafted_visible: Tensor) -> Tensor:
+    """Bool `[nodes, rows]`: which rows of a KV cache nodes attend to: all committed ones, and some drafted ones.
+
+    Args:
+        columns: `[rows]` their indices.
+        length: number of committed rows.
+        end: number of rows in use.
+        drafted_visible: bool `[nodes, MAX_DRAFTED]` which drafted rows nodes attend to.
+    """
+    drafted_indices = columns - length
+    tree_visible = drafted_visible.index_select(1, drafted_indices.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
+    return (drafted_indices < 0) | tree_visible
 
 
 def _pooled(segments: Sequence[Segment]) -> PooledBuffers:

@@ -1,4 +1,4 @@
-"""The inputs of a pass whose requests have their rows in one allocation, of any sizes or rounded up to some."""
+"""The inputs of a pass over several requests, whose KV caches are ranges of one allocation."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ from drafttree.models.segment import Segment
 from drafttree.models.windows import Span
 
 BUCKETS = (8, 16, 32, 64, 128, 256, 512)
-"""Nodes of a recorded pass, and its drafted rows; larger ones, which read prompts, are not recorded."""
+"""Counts of nodes and of drafted rows of recorded passes; larger passes, which read prompts, are not recorded."""
 MAX_REQUESTS = 64
-"""Requests of a recorded pass."""
+"""Most requests of a recorded pass."""
 
 
 class PackedAttention(NamedTuple):
@@ -30,11 +30,11 @@ class PackedAttention(NamedTuple):
 
     Attributes:
         attend_to_prefixes: attends to the committed rows.
-        new_rows: `[nodes]` where the nodes' rows are to be written.
-        tree_rows: `[drafted]` the drafted rows of all requests, the new ones included.
-        visible: bool `[nodes * groups, drafted]`: which of them a query attends to.
+        new_rows: `[nodes]` indices of the rows where the nodes' keys and values are written.
+        tree_rows: `[drafted]` indices of the drafted rows of all requests, the new ones included.
+        visible: bool `[nodes * groups, drafted]`: which drafted rows a query attends to.
         prefixes: the committed rows.
-        has_prefix: bool `[nodes * groups]`: whether the request of a query has any.
+        has_prefix: bool `[nodes * groups]`: whether the request of a query has committed rows.
     """
 
     attend_to_prefixes: VarlenAttention
@@ -53,8 +53,8 @@ class PackedAttention(NamedTuple):
     def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`.
 
-        Query heads that share a key head are stacked as queries: the rows are read once for all of them, and torch's
-        kernel is not asked for groups, for single queries of which it orders the log-sum-exps in another way.
+        Query heads that share a key head are stacked as queries, so rows are read once for all of them. Torch's kernel
+        could group heads itself, but for single queries it then returns the log-sum-exps in another order.
         """
         grouped_query = query.unflatten(1, (len(rows[0]), -1)).transpose(1, 2)
         stacked_query = grouped_query.flatten(0, 1)
@@ -67,7 +67,7 @@ class PackedAttention(NamedTuple):
 
 
 class PackedSizes(NamedTuple):
-    """The sizes of a pass: all its shapes.
+    """The sizes that decide all shapes of a pass.
 
     Attributes:
         nodes: nodes of all requests.
@@ -90,13 +90,14 @@ class PackedSizes(NamedTuple):
 
 
 class PassArrays(NamedTuple):
-    """What the host writes of a pass; padding nodes belong to no request.
+    """What the host writes for a pass; padding nodes belong to no request.
 
     Attributes:
-        nodes: int64 `[3, nodes]` of every node its token id, its position, and where its keys and values are written.
-        tree_rows: int64 `[drafted]` where the drafted rows are.
-        prefixes: int32 `[3, requests + 1]` of every request its first node, the number of committed rows, at least 1,
-            and the first of them; behind the last request, the end of its nodes.
+        nodes: int64 `[3, nodes]`: for each node its token id, its position, and the row where its keys and values are
+            written.
+        tree_rows: int64 `[drafted]` indices of the drafted rows.
+        prefixes: int32 `[3, requests + 1]`: for each request its first node, the number of its committed rows, at least
+            1, and the first of these; after the last request the end of its nodes.
         has_prefix: bool `[nodes]` whether the request of a node has committed rows.
         visible_bits: uint8 `[nodes, drafted / 8]`, rounded up: which drafted rows a node attends to.
     """
@@ -109,7 +110,7 @@ class PassArrays(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays":
-        """The arrays of a pass on the rows that its requests have in a `RangePool`, padded to sizes."""
+        """The arrays of a pass, padded to these sizes; its KV caches are of a `RangePool`."""
         nodes = np.zeros((3, sizes.nodes), dtype=np.int64)
         tree_rows = np.full(sizes.drafted, PADDING_ROW)
         nodes[2] = PADDING_ROW
@@ -137,8 +138,8 @@ class PackedTensors(NamedTuple):
 
     Attributes:
         memory: uint8, the bytes of all arrays.
-        arrays: the tensors of a `PassArrays`, in its order, which are views of these bytes.
-        hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
+        arrays: views of these bytes as the arrays of a `PassArrays`, in its order.
+        hidden: `[1, nodes, hidden]` states that a draft head reads; empty for a model.
     """
 
     memory: Tensor
@@ -147,7 +148,7 @@ class PackedTensors(NamedTuple):
 
     @classmethod
     def empty(cls, arrays: PassArrays, hidden: Tensor) -> "PackedTensors":
-        """Memory for such arrays on the device of hidden states."""
+        """Uninitialised memory for arrays of these shapes, on the device of `hidden` and with room for its states."""
         memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden.device)
         nodes = arrays.nodes.shape[1] if hidden.numel() else 0
         return cls(memory, as_placed(memory, arrays), hidden.new_zeros(1, nodes, hidden.shape[-1]))
@@ -218,7 +219,7 @@ class PackedInputs:
 
 
 def _tree_rows(segment: Segment) -> range:
-    """The places of a request's drafted rows in the allocation, its new nodes included."""
+    """Indices of a request's drafted rows in the allocation, those of its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
     start = cache.pooled.start + cache.length

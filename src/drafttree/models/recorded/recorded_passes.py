@@ -1,9 +1,9 @@
 """Passes over trees that are recorded in a few fixed shapes on fixed memory, as CUDA graphs need them, and replayed.
 
 A launch costs the host as much time as a small kernel takes, so a pass that is recorded once and replayed can be many
-times faster. Nothing in it may depend on the host: node counts are rounded up to a bucket, and how much of a KV cache
-is in use are numbers on the device. Buffers of finished texts are kept with the passes recorded on them, and serve the
-next text.
+times faster. Nothing in it may depend on the host: node counts are rounded up to a bucket, and the device reads how
+many rows of a KV cache are in use. Buffers of finished texts are kept with the passes recorded on them, for the next
+text.
 """
 
 import logging
@@ -28,14 +28,14 @@ logger = logging.getLogger("drafttree")
 
 
 class InputBuilder(Protocol):
-    """Makes the inputs of recorded passes in memory that stays where it is."""
+    """Makes the inputs of recorded passes in memory that does not move."""
 
     def make_room(self, segments: Sequence[Segment], like: Tensor) -> Any:
-        """Make room for the rows of a pass, in `like`'s dtype; the sizes it is recorded in, None if it is too large."""
+        """Make room for the rows of a pass, in the dtype of `like`; its padded sizes, None if it is too large."""
         ...
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
-        """The passes recorded on the rows of these requests; `make_room` was called before."""
+        """The passes recorded on the buffers of these requests; `make_room` must have been called."""
         ...
 
     def rows(self, segments: Sequence[Segment]) -> list[Any]:
@@ -43,7 +43,7 @@ class InputBuilder(Protocol):
         ...
 
     def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: Any, memory: Any) -> Any:
-        """Store what a pass reads, in the memory of an earlier one if it is given; the memory."""
+        """Store what a pass reads, in the memory of an earlier pass if that is given, and return the memory."""
         ...
 
     def inputs(self, memory: Any, sizes: Any, rows: list[Any]) -> PassInputs:
@@ -58,17 +58,18 @@ class InputBuilder(Protocol):
 class RecordedPasses:
     """The passes of a model or head over trees.
 
-    One request and several have inputs of different kinds. Several need a kernel for their prefixes that is not
-    everywhere (`find_varlen_attention`), and attention in two calls, which are joined. One request needs a mask and the
-    attention that torch has for every dtype and device: it is recorded wherever layers are fused, in fewer operations.
+    One request is recorded wherever layers are fused: its attention is one call of torch's for every dtype and device,
+    with a mask (`MaskedInputs`). Several requests need a kernel for their prefixes that few devices have
+    (`find_varlen_attention`), and a second call for their trees, with which it is joined (`PackedInputs`).
 
     Args:
         recorder: records a pass.
         layout: layout of the KV caches.
         groups: query heads that share a key head.
         like: a tensor of the cache's dtype, on its device.
-        hidden: width of the states a head reads.
-        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
+        hidden: width of the states that a draft head reads, 0 for a model.
+        varlen: attends to the prefixes of several requests in one call. If it is None, passes over several requests
+            are not recorded, and each request has calls of its own.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class RecordedPasses:
         self._pool = self._packed.pool if self._packed else BufferPool(layout)
 
     def new_cache(self, capacity: int) -> PooledCache:
-        """A KV cache whose passes can be recorded, with room for the padding of the last pass."""
+        """A KV cache whose passes can be recorded; its capacity includes the padding of the last pass."""
         return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows of KV caches, so that what is recorded from now on need not be recorded again."""
+        """Make room for so many rows of KV caches: passes recorded later stay valid until more are in use."""
         if self._packed:
             self._packed.pool.reserve(rows, self._like)
 
@@ -104,13 +105,16 @@ class RecordedPasses:
         variant: tuple[int, ...] = (),
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The outputs `[1, nodes, ...]` of a pass, recorded or not, whose rows are counted.
+        """Run a pass, recorded where it can be, and count its rows in the KV caches.
 
         Args:
             segments: the parts of the pass.
-            run: the pass, given its inputs.
+            run: runs the pass on given inputs.
             variant: tells passes of the same sizes apart.
-            hidden: `[1, nodes, hidden]` the states a head reads.
+            hidden: `[1, nodes, hidden]` states that a draft head reads.
+
+        Returns:
+            The outputs of `run`, each `[1, nodes, ...]`.
         """
         hidden = self._like if hidden is None else hidden
         builder = self._builder(segments)
@@ -122,7 +126,7 @@ class RecordedPasses:
         return outputs
 
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
-        """The builder for these requests; None for KV caches with a window and for those of another pool."""
+        """The builder for these requests; None if one has a KV cache with a window or of another pool."""
         caches = [segment.cache for segment in segments]
         if not all(
             isinstance(cache, PooledCache) and cache.pool is self._pool and not cache.windowed for cache in caches
@@ -184,7 +188,7 @@ class RecordedBackend:
     Args:
         fused: runs the layers; its weights must stay where they are from then on.
         recorder: records a pass.
-        varlen: attends to the prefixes of several requests at once; without, each has calls of its own, unrecorded.
+        varlen: as of `RecordedPasses`; it is used if no layer has a window.
     """
 
     exact_text = False

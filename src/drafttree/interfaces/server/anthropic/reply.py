@@ -1,4 +1,4 @@
-"""/v1/messages: the answer of a chat as Anthropic's API has it."""
+"""/v1/messages: the answer of a chat in the form of Anthropic's API."""
 
 import asyncio
 from collections.abc import Iterator
@@ -50,10 +50,10 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving, resp
 
 
 def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> None:
-    """Refuse to let a model think that cannot.
+    """Refuse a request for thinking if the model does not think.
 
     Raises:
-        ServerError: it is asked to.
+        ServerError: it is such a request.
     """
     dialect = serving.dialect
     thinking = request.thinking
@@ -106,20 +106,20 @@ class MessageText:
         return error.anthropic_body
 
     def _write(self, kind: str, text: str) -> Iterator[Json]:
-        """Go on with a block of text or thinking, or begin it."""
+        """Yield the events that add text to a block of text or thinking, which begins first if it is not open."""
         if not self._content or self._content[-1]["type"] != kind:
             yield from self._open(kind, **{kind: ""}, **({"signature": ""} if kind == "thinking" else {}))
         self._content[-1][kind] += text
         yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
-        """End the last block, and begin another."""
+        """Yield the events that end the open block, and begin another."""
         yield from self._close()
         self._content.append({"type": kind, **fields})
         yield self._event("content_block_start", content_block=self._content[-1])
 
     def _close(self) -> Iterator[Json]:
-        """End the block that is being written, if there is one."""
+        """Yield the events that end the open block, if there is one."""
         if self._content:
             if self._content[-1]["type"] == "tool_use":
                 self._content[-1]["input"] = _read_input(self._input)
@@ -151,7 +151,7 @@ class MessageText:
 
 
 def _read_input(text: str) -> Json:
-    """The input of a call; of one that was cut short, what Anthropic's client reads of it."""
+    """Parse the input of a call; if it was cut short, as far as Anthropic's client would."""
     try:
         return from_json(text, allow_partial=True)
     except ValueError:

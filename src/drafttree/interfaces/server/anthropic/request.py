@@ -47,7 +47,7 @@ ReturnedBlocks = Annotated[ListOf[Annotated[TextBlock | Unserved, by_type("a blo
 
 
 def _as_text(given: Any) -> Any:
-    """The input of a call as JSON text, its numbers as they were written; what the server has cut off may be text."""
+    """Write the input of a call as JSON, with the spelling of its numbers; text, as of a call cut short, stays."""
     if not isinstance(given, dict | str | None):
         raise mistake("dict_type", "")
     return write_json(given) if isinstance(given, dict) else as_object_text(given)
@@ -95,7 +95,7 @@ SERVED = {kind for kinds in KINDS.values() for kind in kinds}
 
 
 def _check_kind(block: Any, info: ValidationInfo) -> Any:
-    """Refuse a block in a turn of another role than its own."""
+    """Refuse a block in a turn of a role that it does not belong to."""
     role = info.data.get("role")
     block_type = block.get("type") if isinstance(block, dict) else None
     if role in KINDS and isinstance(block_type, str) and block_type in SERVED and block_type not in KINDS[role]:
@@ -125,7 +125,7 @@ class Turn(ConversationTurn):
         return self
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """The messages of a chat that it stands for: results of tools are messages of their own."""
+        """Yield the messages of a chat for this turn: each result of a tool is a message of its own."""
         texts: list[TextBlock | Unserved] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
@@ -227,7 +227,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
 
     @model_validator(mode="after")
     def _check_asked(self) -> Self:
-        """Refuse what is not served in the last turn of the user, unless it is beside what a tool has returned."""
+        """Refuse unsupported parts in the user's last turn, unless it has results of tools."""
         turn_index = len(self.messages) - 1
         if turn_index > 0 and self._goes_on:
             turn_index -= 1
@@ -261,7 +261,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the answer continues the last message."""
+        """Whether the last message is the assistant's, which the answer continues."""
         return self.messages[-1].role == "assistant"
 
     def as_chat(self, **more: Any) -> ChatRequest:
@@ -301,7 +301,7 @@ class MessagesRequest(SamplingFields, CountTokensRequest, fields_of("messages"))
 
     @property
     def stop_strings(self) -> list[str]:
-        """The strings before which the text ends."""
+        """The stop strings."""
         return [*(self.stop_sequences or ()), *(self.stop or ())]
 
     def as_chat(self, **more: Any) -> ChatRequest:

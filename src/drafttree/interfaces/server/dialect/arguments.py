@@ -1,4 +1,4 @@
-"""The arguments of a call as they grow: JSON from whatever form a family writes them in."""
+"""Streaming readers that convert the arguments of a tool call from a family's form to JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from drafttree.interfaces.server.dialect.families import Arguments
 
 
 class Read(NamedTuple):
-    """What reading more of a text has brought.
+    """The outcome of one reading step.
 
     Attributes:
-        text: more of the arguments as JSON.
-        used: characters of the text that are read.
-        done: whether the arguments have ended.
+        text: the next piece of the arguments, as JSON.
+        used: the number of characters of the input that were consumed.
+        done: whether the arguments are complete.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Read(NamedTuple):
 
 
 class JsonObject:
-    """Reads arguments that are a JSON object, which is passed on as it is and ends where its last brace closes."""
+    """Reads arguments that are a JSON object: passes its text on, up to the brace that closes it."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -35,7 +35,7 @@ class JsonObject:
         self._escaped = False
 
     def read(self, text: str, *, final: bool) -> Read:
-        """Read on, in text that has not been read yet, up to the end of the object."""
+        """Read unread text up to the end of the object, or all of it."""
         for index, character in enumerate(text):
             if self._quoted:
                 self._quoted = self._escaped or character != '"'
@@ -55,14 +55,18 @@ BEFORE = {
     "qwen_xml": regex.compile(r"\s*+<parameter=(?P<key>[^>\n]{1,512}+)>"),
     "glm_xml": regex.compile(r"\s*+<arg_key>(?P<key>[^<]{1,512}+)</arg_key>\s*+<arg_value>"),
 }
-"""By kind, the pattern of what stands before the value of an argument, with its name."""
+"""By kind of arguments, the pattern of what precedes the value of an argument, with its name as `key`."""
 
 
 class MarkedPairs:
-    """Reads arguments each of which has marks around its name and its value; they end where no further one begins.
+    """Reads arguments with marks around each name and value; they end where no further argument begins.
 
-    A line break beside the value is no part of it where the family has one. A value is JSON where the parameters'
-    schema allows what it would be as JSON, else text. Strings have no quotes.
+    A line break on either side of a value is dropped if the family writes one there. A value is read as JSON if it is
+    JSON but not a string, and the schema may allow it; otherwise it is text.
+
+    Args:
+        kind: how the arguments are written.
+        parameters: JSON schema of the arguments; None for any.
     """
 
     def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:
@@ -75,7 +79,7 @@ class MarkedPairs:
         self._key: str | None = None
 
     def read(self, text: str, *, final: bool) -> Read:
-        """Read on: the marks and the name before an argument, or its value if it is there as a whole or the last."""
+        """Read the name of the next argument with its marks, or the value of this one if it is complete."""
         if self._key is not None:
             return self._read_value(self._key, text, final=final)
         key_match = self._before.match(text, partial=True)
@@ -122,12 +126,12 @@ class MarkedPairs:
 
 
 def written_arguments(kind: Arguments, arguments: str, read: Callable[[str], dict[str, Any]] = json.loads) -> str:
-    """Arguments that are a JSON object as text, in the form of a family.
+    """Convert arguments from JSON to the form of a family.
 
     Args:
-        kind: how the family writes them.
-        arguments: the text.
-        read: reads it where its values are to be told apart.
+        kind: how the family writes arguments.
+        arguments: a JSON object, as text.
+        read: parses it, if the family writes each value separately.
     """
     if kind == "json":
         return arguments

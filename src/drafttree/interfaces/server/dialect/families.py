@@ -1,8 +1,8 @@
-"""The tables of the families: the marks of thinking, and the forms of calls.
+"""Tables of model families: how they mark thinking, and how they write tool calls.
 
-Names are vLLM's, by which `--reasoning-parser` and `--tool-parser` choose one. A family is found by its marks in the
-chat template. `{` and white space in a form stand for what models write there: perhaps more white space, or less. Its
-patterns are possessive: going back over a text of nothing but white space would take the square of its length.
+`--reasoning-parser` and `--tool-parser` choose an entry by its name, which is vLLM's. By default, a family is detected
+by its marks in the chat template. White space in a form, and around its braces, also matches more or less white space,
+as models vary it. Its quantifiers are possessive, because backtracking over white space would take quadratic time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,17 +20,17 @@ NAME = r'(?P<name>[^\s"<>\[\]{}|]{1,128})'
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a family marks what it thinks.
+    """How a family marks thinking.
 
     Attributes:
-        begin: the mark before it.
-        end: the mark after it.
-        after: a regular expression of what a model writes between the end and the rest.
-        anywhere: whether a model may think again after it has said something.
-        say: the mark before what is said.
-        said: a regular expression of that mark in all the ways in which models write it.
-        silent: marks that are no text.
-        headers: pairs of marks around what is no text either.
+        begin: the mark before thinking.
+        end: the mark after thinking.
+        after: regular expression of what a model writes between `end` and its answer.
+        anywhere: whether a model may think again after it has begun its answer.
+        say: the mark before the answer; "" for none.
+        said: regular expression of `say` in all its variants.
+        silent: further marks that are not text.
+        headers: pairs of marks, between which nothing is text either.
     """
 
     begin: str
@@ -44,7 +44,7 @@ class Thinking:
 
     @property
     def told_by(self) -> tuple[str, ...]:
-        """Texts all of which a chat template of the family has."""
+        """Texts that identify the family: its chat templates have all of them."""
         return (self.begin,)
 
     @property
@@ -54,28 +54,28 @@ class Thinking:
 
 
 Arguments = Literal["json", "qwen_xml", "glm_xml"]
-"""The kinds of arguments: one JSON object, or a pair of marks for each; the names are xgrammar's."""
+"""How arguments are written: as one JSON object, or each between marks. The names are xgrammar's."""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """The form of a family's calls.
+    """How a family writes tool calls.
 
     Attributes:
-        begin: what stands before the name of the function.
-        middle: what stands between the name and the arguments.
-        end: what stands after the arguments.
-        trigger: the beginning of `begin` that stands in no other text; a grammar waits for it.
-        told_by: texts all of which a chat template of the family has.
-        arguments: the kind of the arguments.
-        around: what stands before the first call and after the last one.
-        between: what stands between two calls; None where an answer has one call at most.
-        silent: marks beside calls that are no text.
-        template_writes_text: whether chat templates of the family take arguments as JSON text.
-        head: a regular expression of what stands before the arguments, where models write it in several ways.
-        tail: a regular expression of what stands after the arguments, likewise.
-        opening: a regular expression of what stands before the first call, likewise.
-        untagged: whether models leave out the marks, and write the object in a fence or at the beginning of a line.
+        begin: text before the name of the function.
+        middle: text between the name and the arguments.
+        end: text after the arguments.
+        trigger: the beginning of a call, which occurs in no other text; from there on, a grammar applies.
+        told_by: texts that identify the family: its chat templates have all of them.
+        arguments: how the arguments are written.
+        around: texts before the first call and after the last call.
+        between: text between two calls; None if an answer has one call at most.
+        silent: further marks that are not text.
+        template_writes_text: whether chat templates of the family take arguments as JSON text, not as objects.
+        head: regular expression of what precedes the arguments, if models vary it.
+        tail: regular expression of what follows the arguments, if models vary it.
+        opening: regular expression of what precedes the first call, if models vary it.
+        untagged: whether models may leave out the marks, with the object in a fence or at the beginning of a line.
     """
 
     begin: str
@@ -100,23 +100,23 @@ class CallForm:
 
     @cached_property
     def first(self) -> str:
-        """A regular expression of what stands before the arguments of the first call."""
+        """Regular expression of what precedes the arguments of the first call."""
         opening = _lenient(self.around[0]) + r"\s*+" * bool(self.around[0]) if self.opening is None else self.opening
         return opening + self._head
 
     @cached_property
     def further(self) -> Any:
-        """The pattern of what stands before the arguments of a further call."""
+        """Pattern of what precedes the arguments of a later call."""
         return regex.compile(rf"\s*+,?\s*+{self._head}")
 
     @cached_property
     def after(self) -> Any:
-        """The pattern of what stands after the arguments of a call."""
+        """Pattern of what follows the arguments of a call."""
         return regex.compile(_lenient(self.end) if self.tail is None else self.tail)
 
     @cached_property
     def closing(self) -> Any:
-        """The pattern of what stands after the last call."""
+        """Pattern of what follows the last call."""
         return regex.compile(rf"\s*+{regex.escape(self.around[1])}")
 
     @property
@@ -126,7 +126,7 @@ class CallForm:
         return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
 
     def untagged_forms(self, names: Iterable[str]) -> tuple["CallForm", ...]:
-        """The forms of calls without marks, which only the names of functions tell from other objects."""
+        """The forms of calls without marks, which are recognised only by the names of functions."""
         name_pattern = "|".join(map(regex.escape, names))
         if not (self.untagged and name_pattern):
             return ()
@@ -137,20 +137,20 @@ class CallForm:
         return replace(FENCED, head=head), replace(OBJECT, head=head)
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Calls as a model writes them, by the name of each and its arguments as the form has them."""
+        """The text of calls, each given by its name and its arguments as the family writes them."""
         call_texts = [f"{self.begin}{name}{self.middle}{arguments}{self.end}" for name, arguments in calls]
         return f"{self.around[0]}{(self.between or '').join(call_texts)}{self.around[1]}"
 
 
 def _lenient(literal: str) -> str:
-    """A regular expression of a text with more or less white space where it has some, and behind braces."""
+    """Regular expression of a text with more or less white space where it has some, and inside braces."""
     segments = (regex.escape(segment, literal_spaces=True) for segment in regex.split(r"\s+", literal))
     pattern = r"\s*+".join(segments).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
     return pattern.replace(r"\s*+\s*+", r"\s*+")
 
 
 def _mark(words: str) -> str:
-    """A mark of DeepSeek's, which has a wide bar and a low line of its own."""
+    """A mark of DeepSeek's, with full-width bars and lower one eighth blocks for spaces."""
     return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
 
 
@@ -172,7 +172,7 @@ THINKING = {
     "deepseek_r1": PLAIN,
     "glm45": PLAIN,
 }
-"""The marks of thinking by name; the first whose marks a chat template has is a model's own."""
+"""Marks of thinking by name; "auto" takes the first that the chat template has."""
 
 HERMES = CallForm(
     '<tool_call>\n{"name": "',
@@ -183,7 +183,7 @@ HERMES = CallForm(
     untagged=True,
 )
 SPACE = r"\s{0,64}+"
-"""White space where nothing else tells a call from text: a model may write it without an end, and all is held back."""
+"""White space inside a call without marks, bounded because text is held back as long as it may belong to a call."""
 OBJECT = CallForm(
     '{"name": "',
     '", "arguments": ',
@@ -288,17 +288,17 @@ CALLS = {
         tail=r'\s*+(?:,\s*+"type":\s*+"function"\s*+)?\}',
     ),
 }
-"""The forms of calls by name; the first that a chat template tells of is a model's own."""
+"""Forms of tool calls by name; "auto" takes the first that the chat template has."""
 
 AUTO, NONE = "auto", "none"
 Kind = TypeVar("Kind", Thinking, CallForm)
 
 
 def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
-    """Refuse names of parsers that are none.
+    """Refuse unknown names of parsers.
 
     Raises:
-        ConfigError: lists those that are known.
+        ConfigError: a name is unknown; the message lists the known ones.
     """
     for option, name, parsers in (
         ("--tool-parser", tool_parser, CALLS),
@@ -309,7 +309,7 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
 
 
 def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:
-    """The form of a name, or the one that a chat template tells of; None where there is none."""
+    """The form with a name, or for "auto" the first that the chat template has; None if there is none."""
     if name == AUTO:
         return next((form for form in known.values() if all(text in template for text in form.told_by)), None)
     return known.get(name)

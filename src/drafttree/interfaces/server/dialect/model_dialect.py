@@ -1,4 +1,4 @@
-"""The dialect of one model: what its chat template tells of it, or the server's options say."""
+"""The dialect of one model, from its chat template or the server's options."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from drafttree.interfaces.server.dialect.families import AUTO, CALLS, HERMES, NO
 from drafttree.interfaces.server.dialect.reader import Thinks
 
 PROMPT_END = 32
-"""Tokens at the end of a prompt in which a mark of thinking may stand."""
+"""The number of tokens at the end of a prompt in which marks of thinking are looked for."""
 THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")
-"""The fields of a message in which chat templates look for what was thought."""
+"""The fields of a message from which chat templates read thinking."""
 SWITCHES = ("enable_thinking", "thinking")
-"""The variables by which chat templates turn thinking on and off."""
+"""The variables with which chat templates turn thinking on and off."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Dialect:
     """How a model writes its answers.
 
     Attributes:
-        thinking: the marks of its thinking, None where it has none or they are not read.
-        calls: the form of its calls, None where they are not read.
-        template: its chat template, "" for none; of several, all of them.
+        thinking: the marks of its thinking; None if it does not think or they are not to be read.
+        calls: the form of its tool calls; None if they are not to be read.
+        template: its chat template, or all of them, joined; "" for none.
     """
 
     thinking: Thinking | None
@@ -36,7 +36,13 @@ class Dialect:
 
     @classmethod
     def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Self:
-        """The dialect of a model by its tokenizer, and the names of parsers that override what is found."""
+        """The dialect of a model.
+
+        Args:
+            tokenizer: the model's tokenizer, with its chat template.
+            tool_parser: name of the form of tool calls; "auto" to detect it, "none" to read none.
+            reasoning_parser: likewise, for the marks of thinking.
+        """
         chat_template = getattr(tokenizer, "chat_template", None) or ""
         template = "\n".join(chat_template.values()) if isinstance(chat_template, dict) else str(chat_template)
         calls = choose(CALLS, tool_parser, template)
@@ -48,12 +54,12 @@ class Dialect:
 
     @cached_property
     def native(self) -> CallForm | None:
-        """The form in which the chat template itself renders tools, calls and results; None where it does not."""
+        """The form of tool calls if the chat template itself renders tools, calls and results; else None."""
         return choose(CALLS, AUTO, self.template) if self.reads("tools") else None
 
     @cached_property
     def thought_name(self) -> str | None:
-        """The field of a message in which the chat template looks for what was thought; None where it does not."""
+        """The field of a message from which the chat template reads thinking; None if it reads none."""
         names = "|".join(THOUGHT_NAMES)
         pattern = rf"""\.({names})\b|\[['"]({names})['"]\]|['"]({names})['"] in """
         name_match = regex.search(pattern, _code(self.template))
@@ -61,16 +67,16 @@ class Dialect:
 
     @property
     def one_call(self) -> bool:
-        """Whether an answer has one call at most, since the chat template, as Llama's, would refuse to render more."""
+        """Whether an answer has one call at most: some chat templates, such as Llama's, refuse to render more."""
         return (self.calls is not None and self.calls.between is None) or "single tool-call" in self.template
 
     @cached_property
     def takes_effort(self) -> bool:
-        """Whether the chat template knows how much is to be thought, or whether."""
+        """Whether the chat template has a variable for the effort of thinking, or to turn it on and off."""
         return any(self.reads(name) for name in ("reasoning_effort", *SWITCHES))
 
     def reads(self, name: str) -> bool:
-        """Whether the chat template knows a variable."""
+        """Whether the chat template uses a variable."""
         code = regex.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", "''", _code(self.template))
         return regex.search(rf"(?<![.\w]){name}\b", code) is not None
 
@@ -84,7 +90,11 @@ class Dialect:
         return "no" if end.endswith(self.thinking.end) else "perhaps"
 
     def unstopped(self, thinks: Thinks) -> list[Stretch]:
-        """Where stop strings do not apply in an answer, which may begin with thinking: there, and in headers."""
+        """The stretches of an answer in which stop strings do not apply: thinking and headers.
+
+        Args:
+            thinks: whether the answer begins with thinking.
+        """
         thinking = self.thinking
         if thinking is None:
             return []
@@ -95,13 +105,13 @@ class Dialect:
         return [Stretch(thinking.begin, thinking.end, opened=is_thinking, anywhere=thinking.anywhere), *headers]
 
     def spelled_tokens(self, tokenizer: Any, vocab_size: int, *, calls: bool) -> list[int]:
-        """The special tokens that are marks of thinking, or of calls where these are read; a model may lack some."""
+        """The special tokens that are marks of thinking and, if `calls`, of tool calls."""
         forms = [self.thinking, self.calls if calls else None]
         marks = "\n".join(mark for form in forms if form for mark in form.marks)
         return [token for token, text in special_tokens(tokenizer).items() if text in marks and token < vocab_size]
 
     def call_id(self, given: str) -> str:
-        """The id of a call as the chat template takes it: Mistral's want nine letters or digits."""
+        """The id of a tool call as the chat template accepts it: Mistral's require nine letters or digits."""
         if "length 9" not in self.template or regex.fullmatch("[a-zA-Z0-9]{9}", given):
             return given
         return hashlib.sha256(given.encode(errors="replace")).hexdigest()[:9]

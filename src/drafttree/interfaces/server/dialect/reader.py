@@ -1,7 +1,6 @@
-"""The text of an answer as it grows, read as thinking, what is said, and calls of tools.
+"""Splits the growing text of an answer into thinking, text for the user, and tool calls.
 
-Reading changes no token and loses no text but marks and the white space around them. What only looks like a call is
-said.
+Nothing is lost but marks and the white space around them. What only looks like a tool call is text for the user.
 """
 
 import uuid
@@ -17,14 +16,19 @@ from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 
 @dataclass(frozen=True)
 class Thought:
-    """A part of what the model thinks before it answers."""
+    """A piece of thinking."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Said:
-    """Text beside thinking and calls, and where it begins in the text with all marks, in characters."""
+    """A piece of text for the user.
+
+    Attributes:
+        text: the piece.
+        begin: its first character's index in the whole text, marks included.
+    """
 
     text: str
     begin: int = field(default=0, compare=False)
@@ -32,7 +36,7 @@ class Said:
 
 @dataclass(frozen=True)
 class CallBegun:
-    """A call whose name is known."""
+    """The beginning of a tool call, once its name is known."""
 
     index: int
     name: str
@@ -41,7 +45,7 @@ class CallBegun:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the arguments of a call, which are JSON when all of them are put together."""
+    """A piece of the arguments of a tool call; all pieces of a call, joined, are JSON."""
 
     index: int
     text: str
@@ -49,28 +53,28 @@ class CallArguments:
 
 Part = Thought | Said | CallBegun | CallArguments
 Thinks = Literal["begun", "perhaps", "no"]
-"""Whether a text begins inside of thinking, may begin with it, or comes after it."""
+"""Whether a text begins inside thinking, may begin with thinking, or comes after it."""
 
 
 class AnswerReader:
-    """Reads the text of an answer as it grows.
+    """Splits the text of an answer into parts as it grows.
 
-    Text that may be the beginning of a mark is held back until it is known to be one or none. White space around
-    thinking and calls is no part of what is said.
+    Text that may be the beginning of a mark is held back until that is decided. White space around thinking and tool
+    calls is dropped.
 
     Args:
-        thinking: the marks of thinking, None for a model that does not think.
-        calls: the form of calls, None where there are none.
+        thinking: the marks of thinking; None for a model that does not think.
+        calls: the form of tool calls; None to read none.
         thinks: whether the text begins with thinking.
         speaks: whether the answer may have text besides calls; if not, text is a call cut short and is dropped.
         schemas: by the name of a function, the schema of its arguments.
-        untagged: further forms of calls; one that ends before its arguments begin is said.
-        single: whether the answer has one call at most; what would be another one is said.
+        untagged: further forms of calls; a call of these that ends before its arguments begin is text.
+        single: whether the answer has one call at most; a second one is text.
 
     Attributes:
         calls: the number of calls that have begun.
-        thoughts: where each stretch of thinking begins and ends, in characters of the text with all marks; the end is
-            None while it lasts.
+        thoughts: begin and end of each stretch of thinking, in characters of the whole text, marks included; the end is
+            None while the stretch lasts.
     """
 
     def __init__(
@@ -107,7 +111,12 @@ class AnswerReader:
             self._state = self._opening
 
     def read(self, text: str, *, final: bool) -> list[Part]:
-        """The parts that more text completes; nothing is held back of the final one."""
+        """Append text; return the parts that are decided now.
+
+        Args:
+            text: the next piece of the answer.
+            final: whether it is the last piece, after which nothing is held back.
+        """
         self._held += text
         answer_parts: list[Part] = []
         previous_state = None
@@ -130,7 +139,7 @@ class AnswerReader:
         return self._read - len(self._space)
 
     def _compile_marks(self) -> Any:
-        """The pattern of all that may stand in what is said; None where that is plain text."""
+        """The pattern of the marks that may occur in text for the user; None if there are none."""
         thinking = self._thinking
         form = self._form
         silent = {*(thinking.silent if thinking else ()), *(form.silent if form else ())} - {""}
@@ -143,7 +152,7 @@ class AnswerReader:
         return regex.compile("|".join(patterns)) if patterns else None
 
     def _take(self, end: int) -> str:
-        """Cut text from what is held."""
+        """Remove the first `end` characters from the held text, and return them."""
         text, self._held = self._held[:end], self._held[end:]
         self._read += end
         self._before = text[-1:] or self._before
@@ -154,14 +163,18 @@ class AnswerReader:
         self._mark_read(self._thought)
 
     def _mark_read(self, state: Callable[[bool], Iterator[Part]]) -> None:
-        """Go on behind a mark: white space there is no text."""
+        """Continue in `state` after a mark, behind which white space is dropped."""
         self._fresh = True
         self._space = ""
         self._before = ""
         self._state = state
 
     def _trimmed(self, text: str, *, ends: bool) -> tuple[str, int]:
-        """More of a stretch of text, and its place: without white space behind a mark, or before one that ends it."""
+        """Drop white space after a mark, and keep back that at the end, which is dropped if a mark follows.
+
+        Returns:
+            The text, and the index of its first character in the whole text.
+        """
         text = self._space + text
         text = text.lstrip() if self._fresh else text
         begin = self._read - len(text)
@@ -171,7 +184,7 @@ class AnswerReader:
         return trimmed_text, begin
 
     def _opening(self, final: bool) -> Iterator[Part]:
-        """The beginning of a text that may think first."""
+        """State: at the beginning of a text that may begin with thinking."""
         assert self._thinking
         held_text = self._held.lstrip()
         mark = self._thinking.begin
@@ -184,7 +197,7 @@ class AnswerReader:
         yield from ()
 
     def _thought(self, final: bool) -> Iterator[Part]:
-        """Up to the end of thinking; where none comes, all is thinking."""
+        """State: inside thinking, which lasts up to its end mark."""
         assert self._thinking
         end_match = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
         has_ended = end_match is not None and not end_match.partial
@@ -197,7 +210,7 @@ class AnswerReader:
             self._mark_read(self._saying)
 
     def _saying(self, final: bool) -> Iterator[Part]:
-        """Up to the next mark."""
+        """State: inside text for the user, up to the next mark."""
         mark_match = self._next_mark(final)
         is_whole = mark_match is not None and not mark_match.partial
         start = mark_match.start() - len(self._before) if mark_match else 0
@@ -219,7 +232,7 @@ class AnswerReader:
             self._mark_read(self._saying)
 
     def _next_mark(self, final: bool) -> Any:
-        """The next mark, or what may become one: a mark may turn out to be a part of one that has begun before."""
+        """The next mark, or a partial match that may become one, also of a longer mark that begins earlier."""
         if self._marks is None:
             return None
         text = self._before + self._held  # what is before tells whether a line begins
@@ -231,7 +244,7 @@ class AnswerReader:
         return mark_match
 
     def _is_call(self, place: int) -> bool:
-        """Whether what is held from a place on is a call that was cut short."""
+        """Whether the held text from `place` on is the beginning of a call."""
         return self._form is not None and self._held[place:].lstrip().startswith(self._form.trigger)
 
     def _begin_call(self, name: str) -> CallBegun:
@@ -247,7 +260,7 @@ class AnswerReader:
         return CallBegun(self.calls - 1, name)
 
     def _calling(self, final: bool) -> Iterator[Part]:
-        """The arguments of a call."""
+        """State: inside the arguments of a call."""
         assert self._arguments
         reading = self._arguments.read(self._held, final=final)
         self._take(reading.used)
@@ -257,7 +270,7 @@ class AnswerReader:
             self._state = self._called
 
     def _called(self, final: bool) -> Iterator[Part]:
-        """The end of a call."""
+        """State: after the arguments of a call, up to its end mark."""
         assert self._form_of_call
         end_match = self._form_of_call.after.match(self._held, partial=True)
         if end_match and end_match.partial:
@@ -268,7 +281,7 @@ class AnswerReader:
         yield from ()
 
     def _between(self, final: bool) -> Iterator[Part]:
-        """What follows a call of several."""
+        """State: after a call that others or a closing mark may follow."""
         assert self._form_of_call
         next_call = None if self._single else self._form_of_call.further.match(self._held, partial=True)
         closing_mark = self._form_of_call.closing.match(self._held, partial=True)

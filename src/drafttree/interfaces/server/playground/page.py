@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, with what it must know of the server."""
+"""The page of the playground: a single file, with facts about the server."""
 
 import re
 from base64 import b64encode
@@ -16,7 +16,13 @@ from drafttree.loading.names import PartNames
 
 
 def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]:
-    """What the page knows of a decoder that is served under a name, and of whether requests need a key."""
+    """The facts that the page needs.
+
+    Args:
+        decoder: the served decoder.
+        model: the model's name.
+        wants_key: whether requests need a key.
+    """
     names = PartNames.of(decoder)
     verifier = decoder.verifier
     fidelity = decoder.fidelity
@@ -40,7 +46,7 @@ def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]
 
 @lru_cache(maxsize=1)
 def make_page(**facts: Any) -> tuple[str, str]:
-    """The page, and the policy under which a browser shows it: its own style and scripts, and this server alone."""
+    """The page, and its content security policy, which allows only its own style and scripts, and this server."""
     package = "drafttree.interfaces.server.playground"
     html = assemble(package, "playground.css", "playground.js", facts | WORDS, facts=facts)
     style = _hashes(html, "style")
@@ -50,6 +56,6 @@ def make_page(**facts: Any) -> tuple[str, str]:
 
 
 def _hashes(html: str, tag: str) -> str:
-    """What allows the parts of a page that have a tag."""
+    """The sources of a content security policy that allow the elements of a page with a tag."""
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents)

@@ -1,4 +1,4 @@
-"""The page, and the stream of rounds that it reads."""
+"""Routes of the playground: its page, and the stream of rounds that the page reads."""
 
 from collections.abc import AsyncIterator, Iterable
 from itertools import groupby, islice
@@ -34,7 +34,7 @@ FIGURES = (
     "time_to_first_token",
     "decoding_tokens_per_second",
 )
-"""The figures of `Metrics.summary` that end a stream; the others tell of the server."""
+"""The figures of `Metrics.summary` at the end of a stream; the others are about the server."""
 
 
 class RoundsRequest(PromptOrMessages, SamplingFields):
@@ -79,10 +79,10 @@ async def rounds(request: Body[RoundsRequest], serving: Serving) -> EventSourceR
 
 
 async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JSONServerSentEvent]:
-    """The rounds of a text, which is cancelled where nobody reads to the end.
+    """The events of a text's rounds; the text is cancelled if the client disconnects.
 
-    A `round` has new text, the tree of the round and the time so far; `end` has the figures of the text, and `error`
-    what a failed request's reply has. Texts of tokens are sent once: `strings` has those that are new in a round.
+    A `round` has the new text, the round's tree and the time so far; `end` has the figures of the text, and `error` the
+    body of an error reply. Texts of tokens are sent once: `strings` has those that are new in a round.
     """
     strings: dict[str, int] = {}
     try:
@@ -107,7 +107,7 @@ async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JS
 
 
 def _pieces(chunk: Chunk) -> list[tuple[str, bool]]:
-    """The new text in pieces, each with whether the drafter proposed it."""
+    """The new text in pieces, each with a flag: whether the drafter proposed it."""
     characters: Iterable[tuple[str, bool]] = zip(chunk.text, chunk.drafted_text, strict=True)
     return [
         ("".join(character for character, _ in piece), drafted)

@@ -1,4 +1,4 @@
-"""/v1/responses: the answer of a chat as OpenAI's Responses API has it."""
+"""/v1/responses: the answer of a chat in the form of OpenAI's Responses API."""
 
 import time
 import uuid
@@ -35,7 +35,7 @@ async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
 
 
 def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
-    """A response before anything is written."""
+    """The fields of a response before its text begins."""
     repeated = ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens")
     choice = request.tool_choice or "auto"
     form = request.text and request.text.format
@@ -61,7 +61,7 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
 
 
 def _given(part: RequestModel) -> Json:
-    """A part of the request as it was given."""
+    """A part of the request as the client sent it."""
     return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -106,7 +106,7 @@ class ResponseText:
         return self._event("failed", response=self.whole)
 
     def _write(self, kind: str, text: str, scores: list[Json]) -> Iterator[Json]:
-        """Go on with a message or with thinking, which has no log-probabilities, or begin it."""
+        """Yield the events that add text to a message or to thinking, which begins first if it is not open."""
         is_message = kind == "message"
         if not self.whole["output"] or self._item["type"] != kind:
             item_fields: Json = {"role": "assistant"} if is_message else {"summary": []}
@@ -126,14 +126,14 @@ class ResponseText:
             )
 
     def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
-        """End the last item, and begin another."""
+        """Yield the events that end the open item, and begin another."""
         yield from self._close("completed")
         item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
         self.whole["output"].append(item)
         yield self._event("output_item.added", output_index=self._place["output_index"], item=item)
 
     def _close(self, status: str) -> Iterator[Json]:
-        """End the item that is being written, if there is one."""
+        """Yield the events that end the open item, if there is one."""
         if not self.whole["output"]:
             return
         item = self._item
@@ -153,7 +153,7 @@ class ResponseText:
         yield self._event("output_item.done", output_index=location["output_index"], item=item)
 
     def _end(self, reason: str) -> Iterator[Json]:
-        """Complete the response, which has one item at least."""
+        """Yield the events that complete the response, which gets at least one item."""
         if not self.whole["output"]:
             yield from self._write("message", "", [])
         status = "incomplete" if reason == "length" else "completed"
@@ -179,22 +179,22 @@ class ResponseText:
 
     @property
     def _item(self) -> Json:
-        """The item that is being written."""
+        """The open item."""
         return self.whole["output"][-1]
 
     @property
     def _place(self) -> Json:
-        """Where it stands."""
+        """The fields of an event that identify the open item."""
         return {"output_index": len(self.whole["output"]) - 1, "item_id": self._item["id"]}
 
     def _event(self, name: str, **fields: Any) -> Json:
-        """The next event."""
+        """An event with the next sequence number."""
         self._events += 1
         return {"type": f"response.{name}", "sequence_number": self._events - 1, **fields}
 
 
 def _without_bytes(scores: list[Json]) -> list[Json]:
-    """Log-probabilities as events have them."""
+    """Log-probabilities in the form of events, without bytes."""
     return [
         {
             "token": score["token"],

@@ -133,7 +133,7 @@ class UnservedItem(Unserved):
 
     @property
     def is_output(self) -> bool:
-        """Whether it says what a tool has returned."""
+        """Whether the item is the output of a tool."""
         return self.type.endswith("_output")
 
 
@@ -165,7 +165,7 @@ SERVED_ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The messages of a chat that items stand for: calls belong to the message before, thoughts to what comes next."""
+    """Convert items to messages of a chat: calls join the message before them, and thoughts the one after them."""
     messages: list[dict[str, Any]] = []
     thought = {}
     last_role = None
@@ -197,9 +197,9 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _without_roleless(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with the content of those without a role in the message beside them: the assistant's if one is.
+    """Merge messages without a role into a neighbour, preferably the assistant's.
 
-    Templates refuse two messages of one role in a row, and a last message that is the assistant's.
+    Chat templates refuse two messages of one role in a row, and the assistant's as the last one.
     """
     role_messages: list[dict[str, Any]] = []
     content: list[Any] = []
@@ -233,7 +233,7 @@ class Namespace(fields_of("responses.tools.namespace")):
 
 
 def _within(namespace: str | None, name: str) -> str:
-    """The name of a function as the model knows it."""
+    """The name of a function in the prompt, with that of its namespace."""
     return f"{namespace}.{name}" if namespace else name
 
 
@@ -325,7 +325,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
 
     @model_validator(mode="after")
     def _check_asked(self) -> Self:
-        """Refuse what is not served in the last item, unless it is, or is beside, what a tool has returned."""
+        """Refuse unsupported parts in the last item, unless it is the output of a tool or follows one."""
         last_item = self.input[-1]
         previous_item = self.input[-2] if len(self.input) > 1 else None
         item_index = len(self.input) - 1
@@ -340,7 +340,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
 
     @property
     def wanted_logprobs(self) -> bool:
-        """Whether the response is to have log-probabilities."""
+        """Whether the client asks for log-probabilities."""
         return LOGPROBS in (self.include or ())
 
     @property
@@ -359,12 +359,12 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
 
     @property
     def namespaces(self) -> dict[str, dict[str, str]]:
-        """What a call says of a function in a namespace, by the name that the model knows."""
+        """For functions in namespaces, the fields of their calls, by their names in the prompt."""
         qualified_names = [(space, tool.name) for _, space, tool in self._all_tools if space and tool.name]
         return {_within(space, name): {"name": name, "namespace": space} for space, name in qualified_names}
 
     def as_chat(self) -> ChatRequest:
-        """The chat that is answered.
+        """The request as a chat.
 
         Raises:
             ServerError: as for `ChatRequest.of`.
