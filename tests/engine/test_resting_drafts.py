@@ -58,3 +58,15 @@ def test_an_engine_draws_the_same_texts_where_its_switch_rests():
     plain = decoder.plain().generate([PROMPT, PROMPT[:20]], max_new_tokens=24)
     found = decoder.generate([PROMPT, PROMPT[:20]], max_new_tokens=24)
     assert [text.tokens for text in found] == [text.tokens for text in plain]
+
+
+def test_a_mixed_text_that_rested_is_kept_whole_for_its_next_turn():
+    class Never(Chain):
+        def wants_draft(self, state, session):
+            return False
+
+    decoder = load(drafter="mixed:embedded-eagle3", policy=Never(depth=3), dtype="float32")
+    prompt = "The old man looked at the sea for a long time"
+    first = decoder.generate(prompt, max_new_tokens=40, ignore_eos=True, reuse_prefix=True)
+    second = decoder.generate(prompt + first.text + " and", max_new_tokens=4, reuse_prefix=True)
+    assert second.metrics.reused_tokens >= 40
