@@ -4,8 +4,8 @@
     python .ci/language.py check      fail where a folder has become worse than .ci/language.json says
     python .ci/language.py write      write .ci/language.json
 
-A local is nounless if every word of its name is in `NOUNLESS`: `own` or `found` says nothing of what it holds. A word
-that is missing there is no better for it.
+A name, of an argument or a local, is nounless if every word of it is in `NOUNLESS`: `own` or `found` says nothing of
+what it holds. A word that is missing there is no better for it.
 """
 
 import ast
@@ -31,6 +31,8 @@ without worse worst written yet
 """
 NOUNLESS = frozenset(WORDS.split())
 FOLDERS = ("src/drafttree", "lab/src/drafttree_lab")
+NOTHING = dict.fromkeys(("nounless", "comprehensions", "parallel", "crowded"), 0)
+"""What a folder may have that is not in the baseline."""
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -40,8 +42,8 @@ class Counts:
     """Counts of one folder.
 
     Attributes:
-        locals: names of locals, by function.
-        nounless: those whose names hold no noun.
+        names: names of arguments and locals, by function, those of lambdas too.
+        nounless: those that hold no noun.
         statements: statements.
         comprehensions: list, set and dict comprehensions and generator expressions.
         assignments: assignments.
@@ -50,7 +52,7 @@ class Counts:
         most_names: the most of them in one function.
     """
 
-    locals: int = 0
+    names: int = 0
     nounless: int = 0
     statements: int = 0
     comprehensions: int = 0
@@ -63,7 +65,7 @@ class Counts:
     def shares(self) -> dict[str, float]:
         """What must not grow."""
         return {
-            "nounless": round(100 * self.nounless / max(self.locals, 1), 1),
+            "nounless": round(100 * self.nounless / max(self.names, 1), 1),
             "comprehensions": round(100 * self.comprehensions / max(self.statements, 1), 1),
             "parallel": round(100 * self.parallel / max(self.assignments, 1), 1),
             "crowded": self.crowded,
@@ -80,11 +82,13 @@ class Counts:
                 self.parallel += any(isinstance(target, ast.Tuple) for target in targets) and isinstance(
                     node.value, ast.Tuple | ast.GeneratorExp
                 )
-            if isinstance(node, FUNCTIONS):
-                names = set(locals_of(node))
-                self.locals += len(names)
+            if isinstance(node, FUNCTIONS | ast.Lambda):
+                names = set(arguments_of(node))
+                if isinstance(node, FUNCTIONS):
+                    names |= set(locals_of(node))
+                self.names += len(names)
                 self.nounless += sum(map(is_nounless, names))
-                count = len(names | set(arguments_of(node)))
+                count = len(names)
                 self.crowded += count > MOST_NAMES
                 self.most_names = max(self.most_names, count)
 
@@ -95,7 +99,7 @@ def is_nounless(name: str) -> bool:
     return words != [""] and all(word in NOUNLESS for word in words)
 
 
-def arguments_of(function: FUNCTIONS) -> Iterator[str]:
+def arguments_of(function: FUNCTIONS | ast.Lambda) -> Iterator[str]:
     """The names of a function's arguments."""
     arguments = function.args
     listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
@@ -137,18 +141,18 @@ def count(paths: Iterable[Path]) -> dict[str, Counts]:
 
 def show(counts: dict[str, Counts]) -> None:
     """Print the table."""
-    print(f"{'folder':14s} locals  nounless  comprehensions  parallel  crowded  most names")
+    print(f"{'folder':14s}  names  nounless  comprehensions  parallel  crowded  most names")
     for folder, own in counts.items():
         shares = own.shares
         print(
-            f"{folder:14s} {own.locals:6d} {shares['nounless']:8.1f}% {shares['comprehensions']:11.1f}/100 "
+            f"{folder:14s} {own.names:6d} {shares['nounless']:8.1f}% {shares['comprehensions']:11.1f}/100 "
             f"{shares['parallel']:9.1f}% {own.crowded:8d} {own.most_names:10d}"
         )
     total = Counts()
     for own in counts.values():
         for name, value in asdict(own).items():
             setattr(total, name, getattr(total, name) + value)
-    print(f"{'all':14s} {total.locals:6d} {total.shares['nounless']:8.1f}%", end=" ")
+    print(f"{'all':14s} {total.names:6d} {total.shares['nounless']:8.1f}%", end=" ")
     print(f"{total.shares['comprehensions']:11.1f}/100 {total.shares['parallel']:9.1f}% {total.crowded:8d}")
 
 
@@ -156,10 +160,10 @@ def check(counts: dict[str, Counts]) -> list[str]:
     """What has become worse."""
     baseline = json.loads(BASELINE.read_text())
     return [
-        f"{folder}: {name} {baseline[folder][name]} -> {share}"
+        f"{folder}: {name} {baseline.get(folder, NOTHING)[name]} -> {share}"
         for folder, folder_counts in counts.items()
         for name, share in folder_counts.shares.items()
-        if share > baseline.get(folder, {}).get(name, 0)
+        if share > baseline.get(folder, NOTHING)[name]
     ]
 
 

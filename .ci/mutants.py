@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 SOURCES = Path("src"), Path("lab/src")
 TARGETS = {
-    "src/drafttree/engine/tree_growth.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/drafting/tree_growth.py": ["tests/promises", "tests/engine"],
     "src/drafttree/engine/round_loop.py": ["tests/promises", "tests/engine"],
     "src/drafttree/engine/prefixes.py": ["tests/promises", "tests/engine"],
-    "src/drafttree/engine/acceptance_watch.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/drafting/acceptance_watch.py": ["tests/promises", "tests/engine"],
     "src/drafttree/engine/batching/scheduler.py": ["tests/promises", "tests/engine"],
     "src/drafttree/engine/drafting/controller.py": ["tests/promises", "tests/engine"],
     "src/drafttree/verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],

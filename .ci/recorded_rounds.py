@@ -26,7 +26,7 @@ from drafttree.drafters.lookup import LookupDrafter, SuffixDrafter
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.evaluation.pair_trials import COSTLY_DRAFTS, FORMS, LARGE, toy_pair
 from drafttree.evaluation.toy_decoder import SteppedEngine
 from drafttree.evaluation.toy_models import TOY_COSTS, TabularDrafter, TabularTarget

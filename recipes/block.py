@@ -22,7 +22,8 @@ from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
 from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats.block import public_config
-from drafttree.drafters.heads import embedding, final_logits, last_layer, logits_scaling, prefix_config, projection
+from drafttree.drafters.heads import prefix_config
+from drafttree.drafters.target_parts import embedding, final_logits, last_layer, logits_scaling, projection
 from drafttree.drafters.transitions import TRANSITIONS
 from drafttree.models import Segment
 from eagle3 import final_norm_scale

@@ -24,7 +24,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from drafttree.drafters.eagle import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import save
 from drafttree.drafters.formats.format import EMBEDDING, HEAD
-from drafttree.drafters.heads import embedding, prefix_config, projection
+from drafttree.drafters.heads import prefix_config
+from drafttree.drafters.target_parts import embedding, projection
 from drafttree.models.module.module_inputs import ModuleInputs
 from heads import HeadObjective, HeadRun, command, parser
 from tokens import read_stream

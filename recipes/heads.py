@@ -24,7 +24,7 @@ import corpus
 import tokens
 from disk import atomic_folder
 from drafttree.core.errors import DraftTreeError
-from drafttree.drafters.heads import embedding, final_logits, last_layer, projection
+from drafttree.drafters.target_parts import embedding, final_logits, last_layer, projection
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from features import HiddenStates, RepeatedWindows
 from muon import Muon

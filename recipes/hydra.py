@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from disk import atomic_file
 from drafttree.drafters.formats.heads import MLP, OWN_EMBEDDING, PREFIX_MLP
-from drafttree.drafters.heads import HydraHeads, ResBlock, embedding, prefix_config, projection
+from drafttree.drafters.heads import HydraHeads, ResBlock, prefix_config
+from drafttree.drafters.target_parts import embedding, projection
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
 
 

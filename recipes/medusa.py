@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.drafters.heads import MedusaHeads, projection
+from drafttree.drafters.heads import MedusaHeads
+from drafttree.drafters.target_parts import projection
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
 
 

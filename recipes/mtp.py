@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.drafters.formats.mtp import block_types, layer_config, names_in
-from drafttree.drafters.heads import embedding, projection
+from drafttree.drafters.target_parts import embedding, projection
 from drafttree.models import NAME
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from heads import HeadObjective, command, parser, target_fields, write_config

@@ -19,6 +19,7 @@ from drafttree import Decoder, Generation
 from drafttree.constraints import grammar
 from drafttree.core.randomness import gumbel
 from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.request import RequestContext
 from testing import tiny
 
 TIE = 1e-5
@@ -166,11 +167,12 @@ class _Rows:
 
 def best_gap(decoder: Decoder, asked: Asked, whole: Generation, place: int) -> float:
     """How far the two best scores are apart where a token of a greedy or coupled text is chosen."""
-    request = decoder.plain().new_request(asked.prompt, **asked.options)
-    request.recorder = recorder = _Rows()
+    recorder = _Rows()
+    context = RequestContext(make_recorder=lambda sampling: recorder)
+    request = decoder.plain().new_request(asked.prompt, context, **asked.options)
     while len(recorder.rows) <= place:
         decoder.plain().step(request)
-    sampling, row = request.verifier.sampling, recorder.rows[place].float()
+    sampling, row = request.task.verifier.sampling, recorder.rows[place].float()
     scores = sampling.process(row)
     if not sampling.greedy:
         scores = scores + gumbel(sampling.seed, torch.tensor(len(asked.prompt) + place), len(row))

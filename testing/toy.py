@@ -134,10 +134,10 @@ class ToyDraft(Session):
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
 
-    def root(self) -> Tensor:
+    def draft_root(self) -> Tensor:
         return self._score([[prefix] for prefix in self.prefixes])
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         return self._score(
             [
                 [before[origin] + [token] for token, origin in zip(*nodes, strict=True)]

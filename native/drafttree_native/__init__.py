@@ -1,8 +1,8 @@
 """CPU kernels for drafttree: a whole pass over trees of tokens in one call.
 
-`Model` is that of the fastest build that this CPU runs; `variant` is its name. `cpu_flags()` says what the CPU has, by
-which it is chosen. `use_openmp(path)` lets passes run on the threads of an OpenMP library that is loaded already, as
-torch's is.
+`Model` is that of the fastest build that this CPU runs; `variant` is its name. A pass reads texts as `PassText`, and of
+each the KV cache as `CacheRows`. `cpu_flags()` says what the CPU has, by which the build is chosen. `use_openmp(path)`
+lets passes run on the threads of an OpenMP library that is loaded already, as torch's is.
 """
 
 import importlib
@@ -10,8 +10,8 @@ import platform
 from pathlib import Path
 from types import ModuleType
 
-CALLS = 9
-"""The version of what drafttree calls here; raised when it changes."""
+CALLS = 10
+"""The version of what drafttree calls here; raised when a name, an argument or a meaning changes."""
 VARIANTS = {
     "_amx": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_bf16", "amx_int8"},
     "_avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
@@ -46,6 +46,8 @@ def load(flags: set[str]) -> ModuleType:
 
 _module = load(cpu_flags())
 Model = _module.Model
+PassText = _module.PassText
+CacheRows = _module.CacheRows
 panel: int = _module.panel
 trim_heap = _module.trim_heap
 use_openmp = _module.use_openmp

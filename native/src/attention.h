@@ -38,14 +38,23 @@ struct HeadRows {
   }
 };
 
-// Nodes of one text that attend together. All of them see the first `shared` rows; node i also sees the rows
-// `own[starts[i]]` to `own[starts[i + 1] - 1]`, itself the last, which stand at the positions from `shared` on.
+// Cache rows that are listed for single nodes of a pass, in the order of its pieces: those of a node are
+// `rows[starts[i]]` to `rows[starts[i + 1] - 1]`.
+struct OwnRows {
+  std::vector<int32_t> rows, starts;
+};
+
+// Nodes of one text that attend together. All of them see the first `shared` rows; each also sees rows of its own,
+// itself the last, which stand at the positions from `shared` on.
 struct Piece {
   int64_t text, first, nodes, shared;
   int64_t own_first, own_end;  // rows among which their own are
-  const int32_t *own, *starts;
+  const OwnRows* own;          // of all pieces of the pass
+  int64_t starts_at;           // index in `own->starts` of the first node's
 
-  int64_t position(int64_t node) const { return shared + starts[node + 1] - starts[node] - 1; }
+  const int32_t* own_rows(int64_t node) const { return own->rows.data() + own->starts[starts_at + node]; }
+  int64_t own_count(int64_t node) const { return own->starts[starts_at + node + 1] - own->starts[starts_at + node]; }
+  int64_t position(int64_t node) const { return shared + own_count(node) - 1; }
 };
 
 struct AttentionShape {
@@ -132,7 +141,7 @@ class Attention {
       return scores[(position - begin) / PANEL * queries * PANEL + i * PANEL + position % PANEL];
     };
     const auto own = [&](int64_t node) {
-      const int64_t rows = piece.starts[node + 1] - piece.starts[node];
+      const int64_t rows = piece.own_count(node);
       return std::make_pair(std::clamp<int64_t>(begin - piece.shared, 0, rows),
                             std::clamp<int64_t>(end - piece.shared, 0, rows));
     };
@@ -142,7 +151,7 @@ class Attention {
         score(keys, at, std::min(PANEL, piece.own_end - at), q, block);
         for (int64_t i = 0; i < queries; i++) {
           const auto [first, last] = own(i / shape.groups);
-          const int32_t* rows = piece.own + piece.starts[i / shape.groups];
+          const int32_t* rows = piece.own_rows(i / shape.groups);
           for (int64_t seen = first; seen < last; seen++)
             if (const int64_t from = rows[seen] - at; from >= 0 && from < PANEL)
               of(i, piece.shared + seen) = block[i * PANEL + from];
@@ -167,7 +176,7 @@ class Attention {
     memset(value, 0, columns * 4);
     for (int64_t i = 0; i < queries; i++) {
       const auto [first, last] = own(i / shape.groups);
-      const int32_t* rows = piece.own + piece.starts[i / shape.groups];
+      const int32_t* rows = piece.own_rows(i / shape.groups);
       for (int64_t seen = first; seen < last; seen++) {
         const int64_t position = piece.shared + seen;
         if (position % PANEL == 0) add(to.values(i), block + i * columns, columns);

@@ -1,4 +1,5 @@
-// The bindings. Arrays are handed over as they lie in memory; nothing of torch is needed to build this.
+// The bindings. Arrays are handed over as they lie in memory; nothing of torch is needed to build this. numpy's come as
+// arrays, torch's tensors in a pass as addresses: it takes microseconds to ask torch for one as an array.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -18,6 +19,11 @@ namespace {
 
 typedef nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig> Array;
 typedef nb::ndarray<const float, nb::ndim<1>, nb::device::cpu, nb::c_contig> Vector;
+typedef nb::ndarray<const int64_t, nb::ndim<1>, nb::device::cpu, nb::c_contig> Integers;
+typedef nb::ndarray<const bool, nb::ndim<2>, nb::device::cpu, nb::c_contig> Mask;
+// what a call writes
+typedef nb::ndarray<int64_t, nb::ndim<2>, nb::device::cpu, nb::c_contig> TokenRows;
+typedef nb::ndarray<float, nb::ndim<2>, nb::device::cpu, nb::c_contig> LogprobRows;
 
 Format cache_format(const std::string& name) {
   if (name == "float32") return Format::float32;
@@ -53,15 +59,16 @@ Activation activation_of(const std::string& name) {
   throw std::invalid_argument("an activation is '" + name + "'; it may be silu, gelu, gelu_tanh or relu");
 }
 
-// Weights behind each other as one product: `(weights, bias, scales, blocks)`. Scales are those of int8 weights, and
-// blocks the name of those that weights of bytes `[outputs, bytes]` are; all but the weights may be None. It is read as
+// A `ProductWeights` of Python: weights behind each other as one product, their bias, the scales of int8 weights, and
+// the name of the blocks that weights of bytes `[outputs, bytes]` are; all but the weights may be None. It is read as
 // the weights are.
-Panels packed(int threads, const nb::tuple& given) {
+Panels packed(int threads, nb::handle given) {
   int64_t outputs = 0, inputs = 0;
   std::vector<const char*> rows;
-  const auto parts = nb::cast<std::vector<Array>>(given[0]);
-  const bool has_blocks = !given[3].is_none();
-  const Format format = has_blocks ? BLOCKS.at(nb::cast<std::string>(given[3])) : format_of(parts.at(0));
+  const auto parts = nb::cast<std::vector<Array>>(given.attr("weights"));
+  const nb::object blocks = given.attr("blocks"), given_bias = given.attr("bias");
+  const bool has_blocks = !blocks.is_none();
+  const Format format = has_blocks ? BLOCKS.at(nb::cast<std::string>(blocks)) : format_of(parts.at(0));
   for (const Array& part : parts) {
     if (part.ndim() != 2 || (has_blocks ? part.dtype() != nb::dtype<uint8_t>() : format_of(part) != format))
       throw std::invalid_argument("the weights of a product are no matrices, or have several dtypes");
@@ -73,15 +80,15 @@ Panels packed(int threads, const nb::tuple& given) {
     for (size_t row = 0; row < part.shape(0); row++) rows.push_back((const char*)part.data() + row * bytes);
     outputs += part.shape(0);
   }
-  const auto numbers = [&](nb::handle of) {
+  const auto numbers = [&](const nb::object& of) {
     const auto found = nb::cast<Vector>(of);
     if ((int64_t)found.shape(0) != outputs)
       throw std::invalid_argument("a bias or scales have another length than their product");
     return found;
   };
   std::optional<Vector> bias, scales;
-  if (!given[1].is_none()) bias = numbers(given[1]);
-  if (format == Format::int8) scales = numbers(given[2]);
+  if (!given_bias.is_none()) bias = numbers(given_bias);
+  if (format == Format::int8) scales = numbers(given.attr("scales"));
   nb::gil_scoped_release released;
   Panels made = Panels::pack(threads, format, rows, inputs);
   if (bias) memcpy(made.biases.as<float>(), bias->data(), outputs * 4);
@@ -89,18 +96,18 @@ Panels packed(int threads, const nb::tuple& given) {
   return made;
 }
 
-// `(scale, shift or None, epsilon, whether the mean is taken off)`.
-Norm norm_of(const nb::tuple& given) {
+// A `Norm` of Python, whose shift may be None.
+Norm norm_of(nb::handle given) {
   Norm made;
-  const auto scale = nb::cast<Vector>(given[0]);
+  const auto scale = nb::cast<Vector>(given.attr("scale"));
   made.scale.assign(scale.data(), scale.data() + scale.shape(0));
   made.shift.assign(scale.shape(0), 0);
-  if (!given[1].is_none()) {
-    const auto shift = nb::cast<Vector>(given[1]);
+  if (const nb::object given_shift = given.attr("shift"); !given_shift.is_none()) {
+    const auto shift = nb::cast<Vector>(given_shift);
     if (shift.shape(0) != scale.shape(0)) throw std::invalid_argument("a norm's scale and shift have two lengths");
     made.shift.assign(shift.data(), shift.data() + shift.shape(0));
   }
-  made.epsilon = nb::cast<float>(given[2]), made.centred = nb::cast<bool>(given[3]);
+  made.epsilon = nb::cast<float>(given.attr("epsilon")), made.centred = nb::cast<bool>(given.attr("centred"));
   return made;
 }
 
@@ -109,14 +116,28 @@ bool fits(const Norm& norm, int64_t width) { return !norm || (int64_t)norm.scale
 // Whether it is one of a head, or of all heads.
 bool divides(const Norm& norm, int64_t width) { return !norm || width % (int64_t)norm.scale.size() == 0; }
 
-std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
-  std::vector<Text> texts;
-  for (const auto& t : given) {
-    texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(3), t.at(4), t.at(5),
-                     t.at(6), t.at(7) != 0, t.at(8), t.at(9), {}});
-    for (size_t at = 10; at < t.size(); at += 3)
-      texts.back().buffers.push_back({(char*)t.at(at), t.at(at + 1), t.at(at + 2)});
+// A text of a pass as Python describes it, with the arrays that it reads.
+struct PassText : Text {
+  Integers token_array, position_array;
+  Mask visible_array;
+
+  PassText(Integers tokens, Integers positions, Mask visible, int64_t length, int64_t first_position, bool long_rope,
+           int64_t wanted_first, int64_t wanted_end, std::vector<CacheRows> buffers)
+      : token_array(std::move(tokens)), position_array(std::move(positions)), visible_array(std::move(visible)) {
+    this->tokens = token_array.data(), this->positions = position_array.data(), this->visible = visible_array.data();
+    nodes = token_array.shape(0), drafted = visible_array.shape(1);
+    this->length = length, this->first_position = first_position, this->long_rope = long_rope;
+    this->wanted_first = wanted_first, this->wanted_end = wanted_end, this->buffers = std::move(buffers);
+    if ((int64_t)position_array.shape(0) != nodes || (int64_t)visible_array.shape(0) != nodes || drafted < nodes)
+      throw std::invalid_argument("the arrays of a text are of several numbers of nodes");
+    if (wanted_first < 0 || wanted_end > nodes)
+      throw std::invalid_argument("logits are wanted of nodes that a text does not have");
   }
+};
+
+std::vector<Text> texts_of(const nb::list& given) {
+  std::vector<Text> texts;
+  for (nb::handle text : given) texts.push_back(nb::cast<const PassText&>(text));
   return texts;
 }
 
@@ -191,23 +212,23 @@ struct Held : Model {
                                                               {"before_experts", &layer.before_experts},
                                                               {"after_inner", &layer.after_inner},
                                                               {"after_experts", &layer.after_experts}})
-      if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
+      if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(norms[name]);
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
              {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down},
              {"input_gate", &layer.input_gate}, {"input_projection", &layer.input_projection}})
-      if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
+      if (weights.contains(name)) *weight = packed(threads, weights[name]);
     for (size_t part = 0; weights.contains(("qkv/" + std::to_string(part)).c_str()); part++)
-      layer.qkv.push_back(packed(threads, nb::cast<nb::tuple>(weights[("qkv/" + std::to_string(part)).c_str()])));
+      layer.qkv.push_back(packed(threads, weights[("qkv/" + std::to_string(part)).c_str()]));
     if (layer.qkv.empty()) throw std::invalid_argument("a layer has no products of queries, keys and values");
     for (const Panels& part : layer.qkv)
       if (part.inputs != layer.qkv[0].inputs || !reads_alike(part.format, layer.qkv[0].format))
         throw std::invalid_argument("queries, keys and values are not made of the same rows");
     const int64_t experts = shape.contains("experts") ? nb::cast<int64_t>(shape["experts"]) : 0;
     if (experts) {
-      layer.router = packed(threads, nb::cast<nb::tuple>(weights["router"]));
+      layer.router = packed(threads, weights["router"]);
       layer.chosen = nb::cast<int64_t>(shape["chosen"]), layer.rescaled = nb::cast<bool>(shape["rescaled"]);
       const auto part = [&](const char* name, int64_t expert) {
-        return packed(threads, nb::cast<nb::tuple>(weights[(name + ("/" + std::to_string(expert))).c_str()]));
+        return packed(threads, weights[(name + ("/" + std::to_string(expert))).c_str()]);
       };
       for (int64_t expert = 0; expert < experts; expert++)
         layer.experts.push_back({part("gate", expert), part("up", expert), part("down", expert)});
@@ -266,8 +287,8 @@ struct Held : Model {
     layers.push_back(std::move(layer));
   }
 
-  void add_layer_inputs(const Array& table, float scale, const nb::tuple& projection, float projection_scale,
-                        const nb::tuple& norm, float sum_scale) {
+  void add_layer_inputs(const Array& table, float scale, const nb::object& projection, float projection_scale,
+                        const nb::object& norm, float sum_scale) {
     layer_inputs = std::make_unique<LayerInputs>();
     layer_embeddings = table, layer_inputs->embedding = embedding_of(table, scale);
     layer_inputs->projection = packed(threads, projection), layer_inputs->norm = norm_of(norm);
@@ -281,9 +302,9 @@ struct Held : Model {
   void add_entry(const nb::object& token, const nb::object& state, const nb::object& projection, bool states_first,
                  bool residual_normed) {
     entry = std::make_unique<Entry>();
-    if (!token.is_none()) entry->token = norm_of(nb::cast<nb::tuple>(token));
-    if (!state.is_none()) entry->state = norm_of(nb::cast<nb::tuple>(state));
-    if (!projection.is_none()) entry->projection = packed(threads, nb::cast<nb::tuple>(projection));
+    if (!token.is_none()) entry->token = norm_of(token);
+    if (!state.is_none()) entry->state = norm_of(state);
+    if (!projection.is_none()) entry->projection = packed(threads, projection);
     entry->states_first = states_first, entry->residual_normed = residual_normed;
     const Panels& own = entry->projection;
     if (!fits(entry->token, hidden) || !fits(entry->state, hidden) ||
@@ -292,7 +313,7 @@ struct Held : Model {
   }
 
   void add_head(const nb::object& norm, std::shared_ptr<const Panels> weight, float divisor, float cap) {
-    if (!norm.is_none()) this->norm = norm_of(nb::cast<nb::tuple>(norm));
+    if (!norm.is_none()) this->norm = norm_of(norm);
     head = std::move(weight), logits_divisor = divisor, logits_cap = cap;
     if (!embedding.table && !embedding.panels) take_embedding(head);
     const int64_t count = layers.size();
@@ -310,23 +331,41 @@ NB_MODULE(NATIVE_VARIANT, module) {
   module.def("may_run", &Amx::may_run);
   module.def("use_openmp", &OpenMP::use, "path"_a);
   module.def("trim_heap", &trim_heap);
-  // addresses of logits [rows][stride], of log-probabilities and of tokens [rows][count]
+  // logits: the address of [rows][stride]; log-probabilities and tokens [rows, count] are written
   module.def(
       "best_tokens",
-      [](int threads, intptr_t logits, int64_t rows, int64_t stride, int64_t columns, int64_t allowed, int64_t count,
-         intptr_t logprobs, intptr_t tokens) {
+      [](int threads, intptr_t logits, int64_t stride, int64_t columns, int64_t allowed, const LogprobRows& logprobs,
+         const TokenRows& tokens) {
+        const int64_t rows = logprobs.shape(0), count = logprobs.shape(1);
         if (count < 1 || count > allowed || allowed > columns || columns > stride)
           throw std::invalid_argument("there are not as many candidates as are asked for");
-        const Candidates candidates{(const float*)logits, stride,          columns, allowed, count,
-                                    (float*)logprobs,     (int64_t*)tokens};
+        if ((int64_t)tokens.shape(0) != rows || (int64_t)tokens.shape(1) != count)
+          throw std::invalid_argument("there are not as many tokens as log-probabilities");
+        const Candidates candidates{(const float*)logits, stride,         columns, allowed, count,
+                                    logprobs.data(),      tokens.data()};
         nb::gil_scoped_release released;
         candidates.find_all(threads, rows);
       },
-      "threads"_a, "logits"_a, "rows"_a, "stride"_a, "columns"_a, "allowed"_a, "count"_a, "logprobs"_a, "tokens"_a);
+      nb::kw_only(), "threads"_a, "logits"_a, "stride"_a, "columns"_a, "allowed"_a, "logprobs"_a.noconvert(),
+      "tokens"_a.noconvert());
+  // data: the address of [slots][key heads][rows][width]
+  nb::class_<CacheRows>(module, "CacheRows")
+      .def(
+          "__init__",
+          [](CacheRows* made, intptr_t data, int64_t slot_bytes, int64_t head_bytes) {
+            new (made) CacheRows{(char*)data, slot_bytes, head_bytes};
+          },
+          nb::kw_only(), "data"_a, "slot_bytes"_a, "head_bytes"_a);
+  // tokens and positions [nodes], visible [nodes, drafted]; the rest is as in `Text`
+  nb::class_<PassText>(module, "PassText")
+      .def(nb::init<Integers, Integers, Mask, int64_t, int64_t, bool, int64_t, int64_t, std::vector<CacheRows>>(),
+           nb::kw_only(), "tokens"_a, "positions"_a, "visible"_a, "length"_a, "first_position"_a, "long_rope"_a,
+           "wanted_first"_a, "wanted_end"_a, "buffers"_a);
   nb::class_<Held>(module, "Model")
       // embeddings: None for those of another model that are shared, or else of the head
-      .def(nb::init<int, const nb::object&, int64_t, float, const std::string&, const nb::object&>(), "threads"_a,
-           "embeddings"_a.none(), "width"_a, "embedding_scale"_a, "cached"_a, "blocks"_a.none() = nb::none())
+      .def(nb::init<int, const nb::object&, int64_t, float, const std::string&, const nb::object&>(), nb::kw_only(),
+           "threads"_a, "embeddings"_a.none(), "width"_a, "embedding_scale"_a, "cached"_a,
+           "blocks"_a.none() = nb::none())
       .def(
           "share_embedding",
           [](Held& model, const Held& other) { model.take_embedding(other.embedding.panels); }, "other"_a)
@@ -336,25 +375,26 @@ NB_MODULE(NATIVE_VARIANT, module) {
             model.rotaries.push_back({{frequencies.data(), frequencies.data() + frequencies.shape(0)}, scaling});
           },
           "frequencies"_a, "scaling"_a)
-      .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "shape"_a)
+      // norms and weights by place in the layer
+      .def("add_layer", &Held::add_layer, nb::kw_only(), "norms"_a, "weights"_a, "shape"_a)
       // what layers read of tokens beside the residual stream; before the layers
-      .def("add_layer_inputs", &Held::add_layer_inputs, "embeddings"_a, "embedding_scale"_a, "projection"_a,
-           "projection_scale"_a, "norm"_a, "sum_scale"_a)
+      .def("add_layer_inputs", &Held::add_layer_inputs, nb::kw_only(), "embeddings"_a, "embedding_scale"_a,
+           "projection"_a, "projection_scale"_a, "norm"_a, "sum_scale"_a)
       // what a draft head begins with; before its layers
-      .def("add_entry", &Held::add_entry, "token_norm"_a.none(), "state_norm"_a.none(), "projection"_a.none(),
-           "states_first"_a, "residual_normed"_a)
+      .def("add_entry", &Held::add_entry, nb::kw_only(), "token_norm"_a.none(), "state_norm"_a.none(),
+           "projection"_a.none(), "states_first"_a, "residual_normed"_a)
       .def(
           "add_head",
-          [](Held& model, const nb::object& norm, const nb::tuple& weight, float divisor, float cap) {
+          [](Held& model, const nb::object& norm, const nb::object& weight, float divisor, float cap) {
             model.add_head(norm, std::make_shared<Panels>(packed(model.threads, weight)), divisor, cap);
           },
-          "norm"_a.none(), "weight"_a, "divisor"_a, "cap"_a)
+          nb::kw_only(), "norm"_a.none(), "weight"_a, "divisor"_a, "cap"_a)
       .def(
           "share_head",
           [](Held& model, const nb::object& norm, const Held& other, float divisor, float cap) {
             model.add_head(norm, other.head, divisor, cap), model.borrows_head = true;
           },
-          "norm"_a.none(), "other"_a, "divisor"_a, "cap"_a)
+          nb::kw_only(), "norm"_a.none(), "other"_a, "divisor"_a, "cap"_a)
       // so many outputs of a product, as its weight had them, from the first on; layer -1 has the head
       .def(
           "unpack",
@@ -365,7 +405,7 @@ NB_MODULE(NATIVE_VARIANT, module) {
             nb::gil_scoped_release released;
             product.unpack(model.threads, first, count, (char*)to);
           },
-          "layer"_a, "name"_a, "first"_a, "count"_a, "to"_a)
+          nb::kw_only(), "layer"_a, "name"_a, "first"_a, "count"_a, "to"_a)
       // so many outputs of a product by itself, from the first on; the addresses of rows [count][inputs] and of what
       // they become, [count][outputs]
       .def(
@@ -378,45 +418,48 @@ NB_MODULE(NATIVE_VARIANT, module) {
             nb::gil_scoped_release released;
             multiply_alone(threads, product, first, outputs, (const float*)rows, count, (float*)to);
           },
-          "threads"_a, "layer"_a, "name"_a, "first"_a, "outputs"_a, "rows"_a, "count"_a, "to"_a)
+          nb::kw_only(), "threads"_a, "layer"_a, "name"_a, "first"_a, "outputs"_a, "rows"_a, "count"_a, "to"_a)
       .def_ro("hidden", &Held::hidden)
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
-      // texts: of each the addresses of tokens, positions and visibility, then nodes, drafted rows, committed rows, the
-      // position of the first row, whether the long frequencies of LongRoPE hold, and the first and the last of the
-      // nodes whose logits are wanted; then of each buffer of its cache the address and the bytes of a slot and of a
-      // head; inputs: the address of the states that a draft head reads, else 0
+      // texts: of `PassText`; inputs: the address of the states that a draft head reads, else 0; logits: the address of
+      // [wanted][room]; states: layers, each with the address of [nodes][hidden]
       .def(
           "forward",
-          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t inputs, intptr_t logits,
-             int64_t stride, const std::vector<std::pair<int64_t, intptr_t>>& states) {
-            if (!model.head || stride < model.head->count * PANEL)
-              throw std::invalid_argument("rows of logits have no room for whole panels");
+          [](Held& model, int threads, const nb::list& texts, intptr_t inputs, intptr_t logits,
+             const std::vector<std::pair<int64_t, intptr_t>>& states) {
+            if (!model.head) throw std::invalid_argument("a model without a head runs no pass");
             if ((inputs == 0) != (model.entry == nullptr))
               throw std::invalid_argument("a draft head reads states, and nothing else does");
             const std::vector<Text> read = texts_of(texts);
-            Results results{(float*)logits, stride, {}};
+            Results results{(float*)logits, model.head->count * PANEL, {}};
             for (const auto& [layer, to] : states) results.states.push_back({layer, (float*)to});
             nb::gil_scoped_release released;
             model.forward(threads, read, (const float*)inputs, results);
           },
-          "threads"_a, "texts"_a, "inputs"_a, "logits"_a, "stride"_a, "states"_a)
+          nb::kw_only(), "threads"_a, "texts"_a, "inputs"_a, "logits"_a, "states"_a)
       // texts as of `forward`, of a node each; output: the layer whose states the next pass reads; ids: address of the
-      // tokens that columns stand for, 0 for themselves; the addresses of tokens and log-probabilities [count][texts]
+      // tokens that columns stand for, 0 for themselves; tokens and log-probabilities [count, texts] are written
       .def(
           "draft_chains",
-          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t inputs, int64_t output,
-             int64_t count, int64_t allowed, intptr_t ids, intptr_t tokens, intptr_t logprobs) {
-            const Chains chains{texts_of(texts), (const float*)inputs, output,           count,
-                                allowed,         (const int64_t*)ids,  (int64_t*)tokens, (float*)logprobs};
+          [](Held& model, int threads, const nb::list& texts, intptr_t inputs, int64_t output, int64_t allowed,
+             intptr_t ids, const TokenRows& tokens, const LogprobRows& logprobs) {
+            Chains chains;
+            chains.texts = texts_of(texts), chains.states = (const float*)inputs, chains.output = output;
+            chains.count = tokens.shape(0), chains.allowed = allowed, chains.ids = (const int64_t*)ids;
+            chains.tokens = tokens.data(), chains.logprobs = logprobs.data();
             if (!model.head || allowed < 1 || allowed > model.head->outputs ||
                 (inputs == 0) != (model.entry == nullptr))
               throw std::invalid_argument("chains of this model are not drafted from such inputs");
+            if ((int64_t)logprobs.shape(0) != chains.count || tokens.shape(1) != chains.texts.size() ||
+                logprobs.shape(1) != chains.texts.size())
+              throw std::invalid_argument("there are not as many tokens or log-probabilities as texts");
             for (const Text& text : chains.texts)
               if (text.nodes != 1 || text.drafted != 1 || text.wanted_end - text.wanted_first != 1)
                 throw std::invalid_argument("a chain begins with one node, behind committed rows");
             nb::gil_scoped_release released;
             model.draft(threads, chains);
           },
-          "threads"_a, "texts"_a, "inputs"_a, "output"_a, "count"_a, "allowed"_a, "ids"_a, "tokens"_a, "logprobs"_a);
+          nb::kw_only(), "threads"_a, "texts"_a, "inputs"_a, "output"_a, "allowed"_a, "ids"_a,
+          "tokens"_a.noconvert(), "logprobs"_a.noconvert());
 }

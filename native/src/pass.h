@@ -196,7 +196,7 @@ struct Text {
   const int64_t *tokens, *positions;
   const bool* visible;     // [nodes][drafted], the last `nodes` of them the tokens themselves
   int64_t nodes, drafted;  // drafted rows, those of this pass included
-  int64_t length, start;             // committed rows, and the position of the first row
+  int64_t length, first_position;    // committed rows, and the position of the first row
   bool long_rope;                    // whether the long frequencies of LongRoPE hold
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
   std::vector<CacheRows> buffers;    // of its cache
@@ -291,7 +291,7 @@ class Model {
 
   int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0, angles_stride_ = 0, inputs_stride_ = 0;
   std::vector<Piece> pieces_;
-  std::vector<int32_t> own_, starts_;
+  OwnRows own_rows_;
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
   std::vector<int64_t> text_first_;         // the first node of each text
   Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_, inputs_;
@@ -313,7 +313,8 @@ class Model {
     const int64_t vocabulary =
         layer_inputs ? std::min(embedding.vocabulary, layer_inputs->embedding.vocabulary) : embedding.vocabulary;
     nodes_ = 0;
-    own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear(), text_first_.clear();
+    own_rows_.rows.clear(), own_rows_.starts.clear(), pieces_.clear();
+    text_of_.clear(), node_of_.clear(), text_first_.clear();
     for (size_t t = 0; t < texts.size(); t++) {
       const Text& text = texts[t];
       text_first_.push_back(text_of_.size());
@@ -326,7 +327,6 @@ class Model {
       cut(texts, t);
       nodes_ += text.nodes;
     }
-    for (Piece& piece : pieces_) piece.own = own_.data(), piece.starts = starts_.data() + (int64_t)piece.starts;
     angles_stride_ = 0;
     for (const Rotary& rotary : rotaries) angles_stride_ += 2 * rotary.pairs();
     angles_.reserve<float>(nodes_ * angles_stride_);
@@ -373,6 +373,7 @@ class Model {
   // A text's pieces. Where every node sees all drafted rows before it, as in a prompt, those before a piece are shared.
   void cut(const std::vector<Text>& texts, int64_t t) {
     const Text& text = texts[t];
+    auto& [rows, starts] = own_rows_;
     const int64_t before = text.drafted - text.nodes;
     bool chain = true;
     for (int64_t node = 0; node < text.nodes && chain; node++) {
@@ -382,22 +383,22 @@ class Model {
     }
     for (int64_t first = 0; first < text.nodes; first += PIECE) {
       const int64_t nodes = std::min(PIECE, text.nodes - first), from = chain ? before + first : 0;
-      const int64_t start = starts_.size();
+      const int64_t starts_at = starts.size();
       int64_t least = text.drafted;
       for (int64_t node = first; node < first + nodes; node++) {
-        starts_.push_back(own_.size());
+        starts.push_back(rows.size());
         const bool* row = text.visible + node * text.drafted;
         for (int64_t drafted = from; drafted <= before + node; drafted++)
-          if (row[drafted]) own_.push_back(text.length + drafted), least = std::min(least, drafted);
-        const int64_t position = text.start + text.length + from + (int64_t)own_.size() - starts_.back() - 1;
+          if (row[drafted]) rows.push_back(text.length + drafted), least = std::min(least, drafted);
+        const int64_t position = text.first_position + text.length + from + (int64_t)rows.size() - starts.back() - 1;
         if (position != text.positions[node])
           throw std::invalid_argument("node " + std::to_string(node) + " is at position " +
                                       std::to_string(text.positions[node]) + " and sees the rows of position " +
                                       std::to_string(position));
       }
-      starts_.push_back(own_.size());
+      starts.push_back(rows.size());
       pieces_.push_back({t, first, nodes, text.length + from, text.length + least, text.length + before + first + nodes,
-                         nullptr, (const int32_t*)start});
+                         &own_rows_, starts_at});
     }
   }
 

@@ -9,7 +9,7 @@ import torch
 from drafttree.core.candidates import Candidates
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.engine.tree_growth import best_candidates
+from drafttree.engine.drafting.tree_growth import best_candidates
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
 VOCAB = 150_000

@@ -47,7 +47,7 @@ def test_chains_are_those_of_transformers_own_generator_in_every_round(kind):
     passes = watched(decoder)
     request = decoder.new_request(PROMPTS[0], max_new_tokens=12)
     rounds = 0
-    while request.remaining > DEPTH:
+    while request.text.remaining > DEPTH:
         tokens = list(request.tokens)
         del passes[:]
         decoder.step(request)
@@ -76,7 +76,7 @@ def test_every_node_of_a_frontier_is_a_call_of_the_assistant_for_its_path_alone(
     drafter, model = AssistantDrafter(assistant, target), TargetModel(target)
     texts = [Text(drafter, model, tiny.random_tokens(length, length)) for length in (3, 9, 2, 17)]
     sessions = [text.session for text in texts]
-    roots = drafter.root(sessions)
+    roots = drafter.draft_root(sessions)
     paths = [[[]] for _ in texts]
     levels = [roots.split(1)]
     frontiers = [
@@ -85,7 +85,7 @@ def test_every_node_of_a_frontier_is_a_call_of_the_assistant_for_its_path_alone(
     ]
     for level in frontiers:
         widths = [len(own.tokens) for own in level]
-        levels.append(drafter.expand(sessions, level).split(widths))
+        levels.append(drafter.draft_level(sessions, level).split(widths))
     for level, own_frontiers in zip(levels, [None, *frontiers], strict=True):
         if own_frontiers:
             paths = [
@@ -144,8 +144,8 @@ def test_a_mixed_drafter_hands_the_cache_on():
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1]
     request, drafting = decoder.new_request(prompt, max_new_tokens=24), []
     session: Any = request.drafting.session
-    while not request.finish_reason:
-        tokens, whole = list(request.tokens), request.remaining > DEPTH
+    while not request.text.finish_reason:
+        tokens, whole = list(request.tokens), request.text.remaining > DEPTH
         del passes[:]
         decoder.step(request)
         drafting.append(bool(passes))

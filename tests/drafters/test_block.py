@@ -45,7 +45,9 @@ def test_a_loaded_assistant_of_transformers_drafts_as_its_folder_does(tmp_path):
             noise_embeds=noise, context_hidden_states=torch.cat([*states], -1), position_ids=torch.arange(10)[None]
         ).last_hidden_state
         own = decoder.target.module.lm_head(out[0, 1:])
-    found = [session.root()[0, 0]] + [session.expand(torch.tensor([[1]]), torch.tensor([[0]]))[0, 0] for _ in range(3)]
+    found = [session.draft_root()[0, 0]] + [
+        session.draft_level(torch.tensor([[1]]), torch.tensor([[0]]))[0, 0] for _ in range(3)
+    ]
     torch.testing.assert_close(torch.stack(found), own, atol=1e-4, rtol=0)
 
 
@@ -79,7 +81,7 @@ def test_an_embedding_of_the_mask_token_may_lie_in_a_file_of_its_own(tmp_path):
     def root(folder) -> torch.Tensor:
         session = drafttree.load(target, folder, "chain", dtype="float32", device="cpu").drafter.start(TEXT, 32)
         session.prefill(tuple(torch.randn(2, 1, 5, checkpoints.HIDDEN, generator=torch.manual_seed(0))), 5)
-        return session.root()
+        return session.draft_root()
 
     expected = root(FORMATS["DFlash, MiMo's"].write(tmp_path / "one"))
     folder = FORMATS["DFlash, MiMo's"].write(tmp_path / "two", tensors)

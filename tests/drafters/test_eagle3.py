@@ -118,15 +118,15 @@ class Session:
         scale = float(expected[expected.isfinite()].abs().max())
         torch.testing.assert_close(logits.double(), expected, atol=TOLERANCE * scale, rtol=TOLERANCE)
 
-    def root(self) -> None:
-        logits = self.draft.root()
+    def draft_root(self) -> None:
+        logits = self.draft.draft_root()
         self.calls += 1
         self.frontier: list[list[int]] = [[]]
         assert logits.shape == (1, 1, VOCAB)
         self.check(logits[0, 0], [])
 
-    def expand(self, tokens: list[int], origins: list[int]) -> None:
-        logits = self.draft.expand(torch.tensor([tokens]), torch.tensor([origins]))
+    def draft_level(self, tokens: list[int], origins: list[int]) -> None:
+        logits = self.draft.draft_level(torch.tensor([tokens]), torch.tensor([origins]))
         self.calls += 1
         self.frontier = [[*self.frontier[origin], token] for token, origin in zip(tokens, origins, strict=True)]
         for row, path in zip(logits[0], self.frontier, strict=True):
@@ -139,10 +139,10 @@ class Session:
         self.hidden_states = tuple(torch.cat(pair, 1) for pair in zip(self.hidden_states, new, strict=True))
 
     def round(self, committed: list[int]) -> None:
-        self.root()
-        self.expand([1, 2, 3], [0, 0, 0])
-        self.expand([4, 5, 4, 6], [0, 0, 1, 2])
-        self.expand([7, 8], [3, 0])
+        self.draft_root()
+        self.draft_level([1, 2, 3], [0, 0, 0])
+        self.draft_level([4, 5, 4, 6], [0, 0, 1, 2])
+        self.draft_level([7, 8], [3, 0])
         self.commit(committed)
 
 
@@ -150,15 +150,15 @@ class Session:
 def test_a_window_moves_with_the_drafted_rows(name):
     """As vLLM serves these heads; speculators' training mask leaves the window where the committed rows end."""
     session = Session(name)
-    session.root()
-    session.expand([1], [0])
-    session.expand([2], [0])
+    session.draft_root()
+    session.draft_level([1], [0])
+    session.draft_level([2], [0])
     moving = session.format
     session.format = moving.but(facts={"windows": tuple(window and window + 2 for window in moving.facts["windows"])})
     with pytest.raises(AssertionError):
-        session.expand([3], [0])
+        session.draft_level([3], [0])
     session.format = moving
-    session.expand([4], [0])
+    session.draft_level([4], [0])
 
 
 @pytest.mark.few(3)
@@ -185,7 +185,7 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(fast):
     session = Session(prompt=7)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11]):
         session.round(committed)
-    session.root()
+    session.draft_root()
     assert session.forwarded == [5, *(1, 3, 4, 2), *(1, 3, 4, 2), *(3, 3, 4, 2), 4]
     assert session.draft.cache.length == len(session.tokens) - 1
     assert session.draft.passes == session.calls == 13
@@ -197,16 +197,16 @@ def test_long_prompts_are_read_in_chunks(fast, monkeypatch):
     session = Session(prompt=11)
     assert session.forwarded == [4, 4, 1]
     session.round([9, 1])
-    session.root()
+    session.draft_root()
 
 
 def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(fast):
     session = Session(prompt=1)
-    assert session.draft.root().isfinite().any()
-    session.draft.expand(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
+    assert session.draft.draft_root().isfinite().any()
+    session.draft.draft_level(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
     session.commit([5, 6])
     session.round([3])
-    session.root()
+    session.draft_root()
 
 
 def small() -> Decoder:

@@ -27,11 +27,11 @@ class RecordedSession(Session):
         super().__init__(recorder, torch.device("cpu"))
         self.shown, self.draft = recorder.shown, draft
 
-    def root(self):
-        return self.draft.root()
+    def draft_root(self):
+        return self.draft.draft_root()
 
-    def expand(self, tokens, origins):
-        return self.draft.expand(tokens, origins)
+    def draft_level(self, tokens, origins):
+        return self.draft.draft_level(tokens, origins)
 
     def prefill(self, hidden_states, tokens):
         self.shown.append(hidden_states)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from drafttree.drafters.formats.heads import MEDUSA as READER
-from drafttree.drafters.heads import final_logits, projection
+from drafttree.drafters.target_parts import final_logits, projection
 from testing import tiny
 
 SSM = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
@@ -58,4 +58,4 @@ def test_a_head_that_passes_the_state_on_has_the_targets_probabilities(name):
     drafter = READER.load(tensors, {"medusa_num_heads": 1, "medusa_num_layers": 1}, module)
     draft = drafter.start([0] * (hidden.shape[1] + 1), hidden.shape[1] + 1)
     draft.prefill((hidden,), hidden.shape[1])
-    torch.testing.assert_close(draft.root()[0], logits[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(draft.draft_root()[0], logits[:, -1], atol=1e-5, rtol=1e-5)

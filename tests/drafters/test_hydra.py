@@ -52,7 +52,7 @@ def counter(form: Format = PLUS) -> HydraDrafter:
 def check_root(draft, hidden: torch.Tensor, root: int) -> None:
     """Compare the first draft below a root with the formula on the states of all tokens before it."""
     expected = PLUS.logits(PLUS.tensors(), CLONE, [hidden[0]], [root] * (hidden.shape[1] + 1), [])
-    torch.testing.assert_close(draft.root()[0, 0].double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(draft.draft_root()[0, 0].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):

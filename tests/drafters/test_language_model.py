@@ -39,16 +39,16 @@ class Session:
         with torch.inference_mode():
             return self.reference(torch.tensor([self.committed + path])).logits[0, -1]
 
-    def root(self) -> None:
-        logits = self.draft.root()
+    def draft_root(self) -> None:
+        logits = self.draft.draft_root()
         self.calls += 1
         self.frontier: list[list[int]] = [[]]
         self.expanded: list[list[int]] = [[]]
         assert logits.shape == (1, 1, tiny.VOCAB)
         torch.testing.assert_close(logits[0, 0], self.expected([]), atol=TOLERANCE, rtol=0)
 
-    def expand(self, tokens: list[int], origins: list[int]) -> None:
-        logits = self.draft.expand(torch.tensor([tokens]), torch.tensor([origins]))
+    def draft_level(self, tokens: list[int], origins: list[int]) -> None:
+        logits = self.draft.draft_level(torch.tensor([tokens]), torch.tensor([origins]))
         self.calls += 1
         self.frontier = [[*self.frontier[origin], token] for token, origin in zip(tokens, origins, strict=True)]
         self.expanded += self.frontier
@@ -62,10 +62,10 @@ class Session:
 
 
 def draft_three_levels(session: Session) -> None:
-    session.root()
-    session.expand([10, 11, 12], [0, 0, 0])
-    session.expand([20, 21, 20, 22], [0, 0, 1, 2])
-    session.expand([30, 31, 30], [3, 0, 1])
+    session.draft_root()
+    session.draft_level([10, 11, 12], [0, 0, 0])
+    session.draft_level([20, 21, 20, 22], [0, 0, 1, 2])
+    session.draft_level([30, 31, 30], [3, 0, 1])
 
 
 COMMITS = {
@@ -102,9 +102,9 @@ def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
 def test_a_second_tree_may_begin_at_the_same_root():
     session = Session()
     draft_three_levels(session)
-    session.root()
-    session.expand([7, 8], [0, 0])
-    session.expand([9], [1])
+    session.draft_root()
+    session.draft_level([7, 8], [0, 0])
+    session.draft_level([9], [1])
     session.commit([8, 50])
     assert session.model.forwarded[-2:] == [2, 1]
     draft_three_levels(session)
@@ -122,11 +122,11 @@ def test_logits_equal_full_recompute_over_random_rounds(name, seed):
 
     session = Session(name)
     for _ in range(5):
-        session.root()
+        session.draft_root()
         for width in draw(4, draw(4, 1)[0]):
             origins = sorted(draw(len(session.frontier), width + 1))
             tokens = torch.randperm(tiny.VOCAB, generator=generator)[: width + 1].tolist()
-            session.expand(tokens, origins)
+            session.draft_level(tokens, origins)
         accepted = session.expanded[draw(len(session.expanded), 1)[0]]
         session.commit(accepted + draw(tiny.VOCAB, 1 + draw(2, 1)[0]), ())
 
@@ -152,16 +152,16 @@ def test_the_prompt_is_read_once_and_every_committed_token_at_most_once_more():
 def test_a_round_without_expansion_reads_the_bonus_token_alone():
     session = Session()
     for bonus in (5, 6, 7):
-        session.root()
+        session.draft_root()
         session.commit([bonus], ())
-    session.root()
+    session.draft_root()
     assert session.model.forwarded == [len(PROMPT) - 1, 1, 1, 1, 1]
 
 
 def test_tokens_committed_without_a_draft_are_read_by_the_next_root():
     session = Session()
     session.commit([5], ())
-    session.root()
+    session.draft_root()
     session.commit([6], ())
     session.commit([7], ())
     session.commit([8, 9], ())

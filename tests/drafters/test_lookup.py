@@ -19,7 +19,7 @@ some = settings(max_examples=60)
 
 def rows(draft, path) -> list[dict[int, float]]:
     """Probabilities of the proposed tokens at every node of a path, root first."""
-    logits = [draft.root(), *(draft.expand(torch.tensor([[token]]), torch.tensor([[0]])) for token in path)]
+    logits = [draft.draft_root(), *(draft.draft_level(torch.tensor([[token]]), torch.tensor([[0]])) for token in path)]
     probs = torch.cat(logits, 1)[0].exp()
     assert probs.shape[1] == VOCAB + 1
     assert torch.allclose(probs.sum(1), torch.ones(len(probs)))
@@ -61,9 +61,9 @@ def test_a_frontier_of_several_nodes_is_answered_node_by_node(kind):
     drafter, most = KINDS[kind]
     text = [0, 1, 2, 0, 1, 3, 0, 2, 1, 0, 1]
     draft = drafter.start(text, 64)
-    draft.root()
-    draft.expand(torch.tensor([[2, 3, 5]]), torch.tensor([[0, 0, 0]]))
-    logits = draft.expand(torch.tensor([[0, 0, 1]]), torch.tensor([[1, 0, 2]]))
+    draft.draft_root()
+    draft.draft_level(torch.tensor([[2, 3, 5]]), torch.tensor([[0, 0, 0]]))
+    logits = draft.draft_level(torch.tensor([[0, 0, 1]]), torch.tensor([[1, 0, 2]]))
     assert logits.shape == (1, 3, VOCAB + 1)
     for node, path in enumerate([[3, 0], [2, 0], [5, 1]]):
         found = {token: float(p) for token, p in enumerate(logits[0, node, :VOCAB].exp()) if p > 0}
@@ -75,7 +75,7 @@ def test_a_frontier_of_several_nodes_is_answered_node_by_node(kind):
 @every_kind
 def test_a_text_without_repeats_proposes_nothing(kind):
     drafter, _ = KINDS[kind]
-    logits = drafter.start([0, 1, 2, 3], 64).root()
+    logits = drafter.start([0, 1, 2, 3], 64).draft_root()
     assert logits[0, 0].tolist() == [-torch.inf] * VOCAB + [0.0]
 
 
@@ -108,11 +108,11 @@ def test_only_the_most_recent_followers_are_proposed(kind):
     recent = range(100, 100 + MAX_FOLLOWERS)
     text = [token for follower in (7, 7, 7, *recent) for token in (0, follower)] + [0]
     draft = kind(200).start(text, 200)
-    probs = draft.root()[0, 0].exp()
+    probs = draft.draft_root()[0, 0].exp()
     assert probs[:200].nonzero()[:, 0].tolist() == [*recent]
     assert float(probs.sum()) == pytest.approx(1)
     draft.commit([7, 0], ())
-    assert int(draft.root()[0, 0, :200].argmax()) == 7
+    assert int(draft.draft_root()[0, 0, :200].argmax()) == 7
 
 
 @every_kind

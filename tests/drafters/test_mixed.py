@@ -40,9 +40,9 @@ class CheckedDraft(LanguageModelSession):
         self.text, self.checks = list(prompt), []
         CheckedDraft.last = self
 
-    def root(self):
-        logits = super().root()
-        recomputed = LanguageModelSession(self.drafter, self.text, 8).root()
+    def draft_root(self):
+        logits = super().draft_root()
+        recomputed = LanguageModelSession(self.drafter, self.text, 8).draft_root()
         self.checks.append(float((logits - recomputed).abs().max()))
         return logits
 
@@ -158,7 +158,7 @@ def test_the_source_that_is_named_drafts():
     session = MixedDrafter(SuffixDrafter(VOCAB), model).start(PROMPT, 64)
     assert isinstance(session.choose(0), LookupSession)
     assert isinstance(session.choose(1), LanguageModelSession)
-    session.choose(1).root()
+    session.choose(1).draft_root()
     session.commit([1, 2], ())
-    session.choose(0).root()
+    session.choose(0).draft_root()
     assert session.passes == 2

@@ -49,12 +49,12 @@ def begun(drafter: HeadDrafter, states, text, parts=(100,)):
 def grown(session, widths, seed=0):
     """Logits of a random tree, with the path to each node: those of the root, then level by level."""
     generator = torch.Generator().manual_seed(seed)
-    found, frontier = [([], session.root()[0, 0])], [[]]
+    found, frontier = [([], session.draft_root()[0, 0])], [[]]
     for width in widths:
         origins = torch.randint(len(frontier), (width,), generator=generator).sort().values
         tokens = torch.randint(tiny.VOCAB, (width,), generator=generator)
         frontier = [[*frontier[parent], token] for parent, token in zip(origins.tolist(), tokens.tolist(), strict=True)]
-        found += zip(frontier, session.expand(tokens[None], origins[None])[0], strict=True)
+        found += zip(frontier, session.draft_level(tokens[None], origins[None])[0], strict=True)
     return found
 
 
@@ -111,8 +111,8 @@ def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path
     with torch.inference_mode():
         chain, expected, _ = model(root[:, 1:], states[:, :-1], None, positions, cache)
         session = begun(decoder.drafter, states, TEXT)
-        found = [session.root()[0, 0]]
-        found += [session.expand(token[None, None], torch.tensor([[0]]))[0, 0] for token in chain[0, :-1]]
+        found = [session.draft_root()[0, 0]]
+        found += [session.draft_level(token[None, None], torch.tensor([[0]]))[0, 0] for token in chain[0, :-1]]
     for logits, own in zip(found, expected[0], strict=True):
         assert_near(logits, own)
 
@@ -126,13 +126,13 @@ def test_sessions_that_share_passes_draft_what_they_draft_alone(name, layers, tm
     draft = decoder.drafter
     with torch.inference_mode():
         alone, together = ([begun(draft, states_of(target, text), text) for text in texts] for _ in range(2))
-        own = [session.root()[0, 0] for session in alone]
-        assert_near(draft.root(together), torch.stack(own))
+        own = [session.draft_root()[0, 0] for session in alone]
+        assert_near(draft.draft_root(together), torch.stack(own))
         frontiers = [Frontier([5, 6], [0, 0]), Frontier([7], [0]), Frontier([1, 2, 3], [0, 0, 0])]
         for _ in range(4):
             nodes = [(torch.tensor([each.tokens]), torch.tensor([each.origins])) for each in frontiers]
-            own = [session.expand(*given)[0] for session, given in zip(alone, nodes, strict=True)]
-            assert_near(draft.expand(together, frontiers), torch.cat(own))
+            own = [session.draft_level(*given)[0] for session, given in zip(alone, nodes, strict=True)]
+            assert_near(draft.draft_level(together, frontiers), torch.cat(own))
             frontiers = [Frontier(each.tokens[::-1], [*range(len(each.tokens))]) for each in frontiers]
 
 

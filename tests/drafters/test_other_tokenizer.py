@@ -87,9 +87,9 @@ def test_logits_are_those_of_the_model_at_every_node(name):
     session.prefill((), 2)
     text = list(PROMPT)
     for commits in ([50, 60, 7], [90, 4, 70], [9], [33], [50, 61, 80]):
-        check(session.root()[0, 0], reference, text)
-        level = session.expand(torch.tensor([[50, 90, 3]]), torch.tensor([[0, 0, 0]]))[0]
-        deeper = session.expand(torch.tensor([[60, 61]]), torch.tensor([[0, 1]]))[0]
+        check(session.draft_root()[0, 0], reference, text)
+        level = session.draft_level(torch.tensor([[50, 90, 3]]), torch.tensor([[0, 0, 0]]))[0]
+        deeper = session.draft_level(torch.tensor([[60, 61]]), torch.tensor([[0, 1]]))[0]
         for row, path in zip([*level[:2], *deeper], ([50], [90], [50, 60], [90, 61]), strict=True):
             check(row, reference, text + path)
         session.commit(commits, ())
@@ -99,9 +99,9 @@ def test_logits_are_those_of_the_model_at_every_node(name):
 
 def test_accepted_rows_are_not_read_again():
     session = drafter(draft_model()).start(PROMPT, 16)
-    session.root()
-    session.expand(torch.tensor([[50, 90]]), torch.tensor([[0, 0]]))
-    session.expand(torch.tensor([[60, 61]]), torch.tensor([[0, 1]]))
+    session.draft_root()
+    session.draft_level(torch.tensor([[50, 90]]), torch.tensor([[0, 0]]))
+    session.draft_level(torch.tensor([[60, 61]]), torch.tensor([[0, 1]]))
     session.commit([90, 61, 5], ())
     assert session.unread == own([5])
 
@@ -112,16 +112,16 @@ def test_a_session_goes_on_from_a_text_with_the_same_beginning(shared):
     reference, made = deepcopy(model), drafter(model)
     first = made.start(PROMPT, 32)
     first.prefill((), len(PROMPT) - 1)
-    first.root()
+    first.draft_root()
     first.commit([7, 8, 50], ())
-    kept = first.keep(len(PROMPT) + 2)
+    kept = first.snapshot(len(PROMPT) + 2)
     text = [*PROMPT[:shared], 8, 9, 44, 45]
     second = made.start(text, 32)
-    resumed = second.resume(kept, shared)
+    resumed = second.restore(kept, shared)
     assert resumed <= shared
     assert second.cache.length >= len(own(PROMPT[:shared])) - 1
     second.prefill((), len(text) - 1 - resumed)
-    check(second.root()[0, 0], reference, text)
+    check(second.draft_root()[0, 0], reference, text)
 
 
 @pytest.mark.few(1)

@@ -16,7 +16,7 @@ def read(kind: str, parts: list[int], resumed: int = 0) -> Any:
     """A session that has read the same random prompt in parts, the first tokens taken over from another."""
     drafter, prompt = drafter_of(kind), random_text(LENGTH, seed=1)
     session = drafter.start(prompt, 40)
-    start = session.resume(read(kind, [LENGTH - 1]).keep(resumed), resumed) if resumed else 0
+    start = session.restore(read(kind, [LENGTH - 1]).snapshot(resumed), resumed) if resumed else 0
     states = random_states(drafter, LENGTH - 1, seed=2)
     for tokens in parts:
         session.prefill(tuple(state[:, start : start + tokens] for state in states), tokens)
@@ -25,7 +25,7 @@ def read(kind: str, parts: list[int], resumed: int = 0) -> Any:
 
 
 def drafted(session: Any) -> list[torch.Tensor]:
-    return [session.root(), session.expand(torch.tensor([[3, 4, 5]]), torch.tensor([[0, 0, 0]]))]
+    return [session.draft_root(), session.draft_level(torch.tensor([[3, 4, 5]]), torch.tensor([[0, 0, 0]]))]
 
 
 @pytest.mark.few(2)

@@ -15,7 +15,7 @@ from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.lookup import SuffixDrafter
 from drafttree.drafters.mixed import MixedDrafter
-from drafttree.drafters.session import MOST_MISSED, MOST_PASSES, Frontier, LateReader, draft_expand, draft_root
+from drafttree.drafters.session import MOST_MISSED, MOST_PASSES, Frontier, LateReader, draft_level, draft_root
 from drafttree.models import TargetModel
 from drafttree.models.segment import causal
 from helpers.drafter_kinds import DRAFTERS, drafter_of, random_states, random_text
@@ -87,19 +87,19 @@ def draft(requests: list[Request], levels: int) -> int:
     """Draft a round together and compare all logits with those of each alone; how many were compared."""
     sessions, compared = [request.drafting for request in requests], len(requests)
     for request, logits in zip(requests, dense(draft_root(sessions)).split(1), strict=True):
-        assert_same(logits, request.alone.choose(request.source).root()[0])
+        assert_same(logits, request.alone.choose(request.source).draft_root()[0])
     for _ in range(levels):
         own = [request.next_level() for request in requests]
         widths = [len(frontier.tokens) for frontier in own]
         if not any(widths):
             break
-        drafted = dense(draft_expand(sessions, own, CPU))
+        drafted = dense(draft_level(sessions, own, CPU))
         assert len(drafted) == sum(widths)
         assert not drafted.isnan().any()
         for request, logits, nodes, width in zip(requests, drafted.split(widths), own, widths, strict=True):
             if width:
                 alone = request.alone.choose(request.source)
-                assert_same(logits, alone.expand(*torch.tensor(nodes)[:, None])[0])
+                assert_same(logits, alone.draft_level(*torch.tensor(nodes)[:, None])[0])
                 compared += width
     return compared
 
@@ -175,7 +175,7 @@ def two_levels(kind: str) -> None:
     for seed, session in enumerate(sessions):
         session.prefill(random_states(drafter_of(kind), 4, seed), 4)
     draft_root(sessions)
-    draft_expand(sessions, [Frontier([1] * width, [0] * width) for width in (2, 0, 1, 2)], CPU)
+    draft_level(sessions, [Frontier([1] * width, [0] * width) for width in (2, 0, 1, 2)], CPU)
 
 
 @pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module", "eagle3, packed"])
@@ -211,15 +211,15 @@ def test_the_hidden_states_of_all_requests_are_fused_in_one_product(monkeypatch)
 class Custom(LanguageModelSession):
     """A session of a user's own that drafts in another way than its base."""
 
-    def root(self):
-        return super().root() + 1
+    def draft_root(self):
+        return super().draft_root() + 1
 
 
 def test_a_subclass_that_drafts_in_another_way_drafts_by_its_own_calls():
     drafter: Any = drafter_of("language model")
     sessions = [Custom(drafter, [1, 2, 3], 9) for _ in range(2)]
     logits = draft_root(sessions)
-    expected = LanguageModelSession(drafter, [1, 2, 3], 9).root() + 1
+    expected = LanguageModelSession(drafter, [1, 2, 3], 9).draft_root() + 1
     torch.testing.assert_close(logits, expected[0].expand(2, -1))
 
 
@@ -231,7 +231,7 @@ def test_sessions_of_different_drafters_draft_one_after_the_other(kind, monkeypa
     assert draft(requests, levels=2) > 2
     for request in requests:
         request.commit()
-    calls = counting(monkeypatch, type(first), "root")
+    calls = counting(monkeypatch, type(first), "draft_root")
     draft_root([request.packed for request in requests])
     assert [len(sessions) for sessions in calls] == [1, 1]
 
@@ -267,7 +267,7 @@ def test_a_round_whose_pass_fails_leaves_the_sessions_ready_for_the_next_one(kin
         sessions = [request.packed for request in requests]
         with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012
             draft_root(sessions)
-            draft_expand(sessions, [Frontier([5], [0])] * 3, CPU)
+            draft_level(sessions, [Frontier([5], [0])] * 3, CPU)
     for request in requests:
         request.nodes = [[(5, 0)]]
         request.commit()

@@ -12,7 +12,7 @@ from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
-from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.models import TargetModel, choose_backend
 from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS
@@ -35,8 +35,8 @@ class Counted(AdjustedDraft):
 
     chains = 0
 
-    def chain(self, tokens, count: int, allowed: int):
-        found = super().chain(tokens, count, allowed)
+    def draft_chain(self, tokens, count: int, allowed: int):
+        found = super().draft_chain(tokens, count, allowed)
         self.chains += found is not None
         return found
 
@@ -102,7 +102,7 @@ def test_where_a_chain_fails_the_tree_ends_at_the_level_it_has(monkeypatch):
         raise RuntimeError("no chain today")
 
     drafter = drafter_of("language model")
-    monkeypatch.setattr(type(drafter), "chain", failing)
+    monkeypatch.setattr(type(drafter), "draft_chain", failing)
     session = drafter.start([1, 2, 3], 64)
     session.prefill((), 2)
     draft = AdjustedDraft([session], [LogitsAdjustment(VERIFIERS["greedy"](Sampling(0.0)), RANDOMNESS)], CPU)
@@ -122,8 +122,8 @@ def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level():
     class Other(LanguageModelDrafter):
         """Never drafts what its model would."""
 
-        def expand(self, sessions, frontiers):
-            return -super().expand(sessions, frontiers)
+        def draft_level(self, sessions, frontiers):
+            return -super().draft_level(sessions, frontiers)
 
     drafter = drafter_of("language model")
     assert isinstance(drafter, LanguageModelDrafter)
@@ -152,8 +152,8 @@ def of_a_model_with_another_forward() -> LanguageModelDrafter:
 
 def with_another_expand() -> LanguageModelDrafter:
     drafter: Any = LanguageModelDrafter(TargetModel(tiny.build("llama"), choose_backend))
-    expand = drafter.expand
-    drafter.expand = lambda sessions, frontiers: -expand(sessions, frontiers)
+    draft_level = drafter.draft_level
+    drafter.draft_level = lambda sessions, frontiers: -draft_level(sessions, frontiers)
     return drafter
 
 
@@ -171,7 +171,7 @@ def test_what_changes_logits_changes_those_of_chains(drafter):
 def test_what_verifiers_change_is_drafted_level_by_level(name):
     decoder = Decoder(TargetModel(tiny.build("llama")), None, Chain(), VERIFIERS[name])
     request = decoder.new_request([1, 2, 3], max_new_tokens=4, temperature=1.0, seed=1)
-    assert not LogitsAdjustment(request.verifier, request.randomness.at(3)).changes_nothing
+    assert not LogitsAdjustment(request.task.verifier, request.task.randomness.at(3)).changes_nothing
 
 
 def test_two_heads_behind_each_other_are_asked_level_by_level():

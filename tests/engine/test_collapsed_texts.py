@@ -123,10 +123,10 @@ def test_so_it_is_of_a_session_of_ones_own_that_tells_what_it_expects(caplog):
     class Telling(Session):
         expected_accepted = 1.0
 
-        def root(self):
+        def draft_root(self):
             return torch.zeros(1, 1, tiny.VOCAB)
 
-        def expand(self, tokens, origins):
+        def draft_level(self, tokens, origins):
             return torch.zeros(1, tokens.shape[1], tiny.VOCAB)
 
     drafter = SimpleNamespace(vocab_size=tiny.VOCAB, context=20, levels=None, hidden_layers=(), nbytes=0)

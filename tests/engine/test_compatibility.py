@@ -110,10 +110,10 @@ class ReRankingChain(Chain):
 def test_the_verifier_nobody_names(policy):
     """It is lossless with the policy, and the same with a seed and without."""
     engine = decoder(policy, None)
-    assert type(engine.new_request([1]).verifier) is Greedy
-    assert type(engine.new_request([1], seed=0).verifier) is Greedy
+    assert type(engine.new_request([1]).task.verifier) is Greedy
+    assert type(engine.new_request([1], seed=0).task.verifier) is Greedy
     for options in ({}, {"seed": 0}):
-        assert type(engine.new_request([1], temperature=0.7, **options).verifier) is Coupled
+        assert type(engine.new_request([1], temperature=0.7, **options).task.verifier) is Coupled
     assert incompatibility(policy, Coupled) is incompatibility(policy, Greedy) is None
 
 
@@ -121,7 +121,7 @@ def test_the_verifier_nobody_names(policy):
 def test_no_lossy_verifier_is_ever_chosen_unless_named(name):
     assert VERIFIERS[name].lossless is not name.startswith("lossy-")
     plain = Decoder(ToyModel(Table()), ToyDrafter(Table()), Chain())
-    assert all(plain.new_request([1], temperature=t).verifier.lossless for t in (0.0, 0.7))
+    assert all(plain.new_request([1], temperature=t).task.verifier.lossless for t in (0.0, 0.7))
 
 
 class Weighted(Chain):

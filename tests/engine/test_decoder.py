@@ -339,7 +339,7 @@ def test_a_sequence_can_be_advanced_by_hand():
         counts.append(decoder.step(sequence))
     assert counts == [4, 4, 2]
     assert sequence.tokens == PROMPT + greedy_text(TARGET, PROMPT, 10)
-    assert sequence.remaining == 0
+    assert sequence.text.remaining == 0
     passes = decoder.target.passes
     assert decoder.step(sequence) == 0
     assert (len(sequence.tokens), decoder.target.passes) == (len(PROMPT) + 10, passes)
@@ -377,7 +377,7 @@ def test_a_policy_is_told_how_many_drafted_tokens_were_accepted(wrong):
     decoder = spelled(text, wrong).with_policy(Watched(depth=4))
     request = decoder.new_request([0], max_new_tokens=12)
     expected, place = [], 0
-    while not request.finish_reason:
+    while not request.text.finish_reason:
         levels = min(4, 12 - place - 1)
         right = next((step for step in range(levels) if place + step in wrong), levels)
         decoder.step(request)
@@ -404,7 +404,7 @@ def test_a_decoder_takes_objects_and_names_what_is_none(given, words):
     ("session", "words"),
     [
         (object, "Careless.start returns object; derive it from drafttree.drafters.Session"),
-        (lambda: Session(None, torch.device("cpu")), "Session has no method root, nor has its drafter"),
+        (lambda: Session(None, torch.device("cpu")), "Session has no method draft_root, nor has its drafter"),
     ],
 )
 def test_a_session_that_cannot_draft_is_named(session, words):

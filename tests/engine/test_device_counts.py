@@ -35,10 +35,10 @@ def rounds_of(counts: DeviceCounts, drafter: str | None, policy: str, batch: int
             decoder.loop.read_prompt(request)
         counts.counts.clear()
         levels, rounds = 0, 0
-        while rounds < 6 and not any(request.finish_reason for request in requests):
+        while rounds < 6 and not any(request.text.finish_reason for request in requests):
             with counts:
                 advance = decoder.loop.step(requests)
-            errors = [turn for turn in advance.turns if isinstance(turn, Exception)]
+            errors = [turn for turn in advance.rounds if isinstance(turn, Exception)]
             assert not errors
             levels += max(sum(widths > 0 for widths in tree.widths) for tree in advance.drafts.trees)
             rounds += 1

@@ -6,7 +6,7 @@ import torch
 from drafttree import Sampling
 from drafttree.core import SeededRandomness
 from drafttree.drafters.base import Frontier, Session
-from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
 VOCAB, CPU = 7, torch.device("cpu")
@@ -26,11 +26,11 @@ class Rows:
         shapes = [[1, width, width] for width in [*WIDTHS][:batch]]
         return cls([[torch.randn(each, VOCAB, generator=generator).to(dtype) for each in own] for own in shapes])
 
-    def root(self, sessions):
+    def draft_root(self, sessions):
         self.level = 0
         return self._next()
 
-    def expand(self, sessions, frontiers):
+    def draft_level(self, sessions, frontiers):
         return self._next()
 
     def _next(self):
@@ -76,13 +76,13 @@ def adjusted(rows: Rows, given: list[tuple]) -> AdjustedDraft:
 def test_requests_of_a_round_see_the_logits_that_each_sees_alone(columns):
     rows, given = Rows.random(5), adjustments(only_after(2, columns))
     together = adjusted(rows, given)
-    levels = [together.root().split([1] * 5)]
-    levels += [together.expand(FRONTIERS).split(WIDTHS) for _ in range(2)]
+    levels = [together.draft_root().split([1] * 5)]
+    levels += [together.draft_level(FRONTIERS).split(WIDTHS) for _ in range(2)]
     for place, (width, each) in enumerate(zip(WIDTHS, given, strict=True)):
         alone = adjusted(Rows(rows.requests[place : place + 1]), [each])
-        expected = [alone.root()]
+        expected = [alone.draft_root()]
         if width:
-            expected += [alone.expand([FRONTIERS[place]]) for _ in range(2)]
+            expected += [alone.draft_level([FRONTIERS[place]]) for _ in range(2)]
         for depth, logits in enumerate(expected):
             seen = levels[depth][place]
             torch.testing.assert_close(seen[:, : logits.shape[1]], logits, atol=1e-6, rtol=0)
@@ -92,19 +92,19 @@ def test_requests_of_a_round_see_the_logits_that_each_sees_alone(columns):
 def test_requests_without_anything_to_adjust_cost_nothing():
     rows = Rows.random(2)
     draft = adjusted(rows, [adjustments()[0]] * 2)
-    assert draft.root() is rows.given[0]
-    assert draft.expand(FRONTIERS[:2]) is rows.given[1]
+    assert draft.draft_root() is rows.given[0]
+    assert draft.draft_level(FRONTIERS[:2]) is rows.given[1]
 
 
 def test_the_drafters_own_logits_stay_as_they_are():
     rows = Rows.random(5)
     before = [own[0].clone() for own in rows.requests]
-    adjusted(rows, adjustments()).root()
+    adjusted(rows, adjustments()).draft_root()
     assert all(torch.equal(own[0], kept) for own, kept in zip(rows.requests, before, strict=True))
 
 
 def test_one_request_in_a_higher_precision_lifts_the_others():
     rows = Rows.random(5, torch.bfloat16)
-    seen = adjusted(rows, adjustments()).root()
+    seen = adjusted(rows, adjustments()).draft_root()
     assert seen.dtype is torch.float32
     assert torch.equal(seen[0], rows.requests[0][0][0].float())

@@ -12,8 +12,8 @@ from drafttree.core import Proposal, SeededRandomness
 from drafttree.core import randomness as noises
 from drafttree.core.randomness import uniform
 from drafttree.engine import grow
-from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
-from drafttree.engine.tree_growth import MIN_LOGPROB
+from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.drafting.tree_growth import MIN_LOGPROB
 from drafttree.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier

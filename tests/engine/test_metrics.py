@@ -8,14 +8,14 @@ import pytest
 
 import drafttree
 from drafttree import Metrics, SpeedupLaw
-from drafttree.engine.metrics import Round, peak_memory
+from drafttree.engine.metrics import TextRound, peak_memory
 from drafttree.evaluation.compare import compare
 
 PACKAGE = Path(drafttree.__file__).parent
 
 
-def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2.0, seconds=3.0) -> Round:
-    return Round(committed, accepted, nodes, levels, levels, draft_seconds, target_seconds, seconds)
+def turn(committed, accepted, nodes, levels, draft_seconds=0.5, target_seconds=2.0, seconds=3.0) -> TextRound:
+    return TextRound(committed, accepted, nodes, levels, levels, draft_seconds, target_seconds, seconds)
 
 
 def first() -> Metrics:

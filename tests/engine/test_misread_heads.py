@@ -135,13 +135,13 @@ def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(v
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}], ids=["greedy", "sampled"])
 def test_the_counts_are_those_of_the_heads_own_probabilities(options):
     decoder = pair("embedded-mtp", "fixed:depth=2")
-    own, rows = decoder.drafter.root, list[torch.Tensor]()
+    own, rows = decoder.drafter.draft_root, list[torch.Tensor]()
 
     def root(sessions):
         rows.append(own(sessions)[0].clone())
         return rows[-1]
 
-    decoder.drafter.root = lambda sessions: root(sessions)[None]
+    decoder.drafter.draft_root = lambda sessions: root(sessions)[None]
     watch = decoder.learned.head_watch
     contexts, found, claimed = set[tuple[int, ...]](), [], []
     for prompt in PROMPTS:
@@ -167,13 +167,13 @@ def test_the_counts_are_those_of_the_heads_own_probabilities(options):
 
 def test_tokens_that_a_head_cannot_draft_say_nothing_of_it(caplog):
     decoder = pair("embedded-eagle3")
-    own = decoder.drafter.root
+    own = decoder.drafter.draft_root
 
     def root(sessions):
         logits = own(sessions)
         return logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf)
 
-    decoder.drafter.root = root
+    decoder.drafter.draft_root = root
     for prompt in PROMPTS:
         decoder.generate(prompt, **LONG, **SAMPLED)
     found = decoder.learned.head_watch.found

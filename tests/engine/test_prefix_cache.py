@@ -80,8 +80,8 @@ def test_a_second_turn_reads_only_what_is_new(drafter):
     first = decoder.new_request(talk, **options)
     while not first.finish_reason:
         decoder.step(first)
-    decoder.prefixes.keep(first)
-    talk += [say("assistant", first.text.text), say("user", "And what did he do then?")]
+    decoder.prefixes.store(first)
+    talk += [say("assistant", first.text.detokenizer.text), say("user", "And what did he do then?")]
     reads.take()
     second = decoder.generate(talk, **options)
     read, fresh = reads.take(), decoder.generate(talk, **options, reuse_prefix=False)
@@ -167,10 +167,10 @@ class HiddenReaderSession(Session):
     def prefill(self, hidden_states, tokens):
         assert hidden_states[0].shape[1] == len(self.prompt) - 1
 
-    def root(self):
+    def draft_root(self):
         return torch.zeros(1, 1, tiny.VOCAB)
 
-    def expand(self, tokens, origins):
+    def draft_level(self, tokens, origins):
         return torch.zeros(1, tokens.shape[1], tiny.VOCAB)
 
 
@@ -332,10 +332,10 @@ def test_keeping_what_a_session_knows_leaves_its_next_round_as_it_would_be():
         shapes = []
         for keeps in (False, True):
             request = decoder.new_request("The old man looked out of the window", **options)
-            while not request.finish_reason:
+            while not request.text.finish_reason:
                 decoder.step(request)
                 if keeps:
-                    request.drafting.session.keep(len(request.tokens))
+                    request.drafting.session.snapshot(len(request.tokens))
             shapes.append([(r.committed, r.accepted, r.nodes, r.draft_passes) for r in request.metrics.rounds])
         assert shapes[0] == shapes[1]
 

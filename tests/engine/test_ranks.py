@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree import Decoder
-from drafttree.engine.round_loop import RoundClock, turn_of
+from drafttree.engine.round_loop import RoundClock, text_round_of
 from drafttree.policies import Fixed
 from helpers.trees import tree_of
 from testing.small_trees import DRAFT, PROMPT, TARGET
@@ -21,7 +21,7 @@ def test_ranks_are_places_among_siblings_down_to_where_the_text_ends(committed, 
     for part in ("draft", "masks", "target", "verify", "commit", "text"):
         clock.lap(part)
     request = Decoder(ToyModel(TARGET)).new_request(PROMPT)
-    turn = turn_of(request, TREE, path, committed, clock, collapsed=False)
+    turn = text_round_of(request, TREE, path, committed, clock, collapsed=False)
     assert (turn.accepted, turn.ranks) == (len(ranks), ranks)
 
 

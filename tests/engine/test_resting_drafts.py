@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from drafttree import Decoder, load
-from drafttree.engine.text_drafting import TextDrafting
+from drafttree.engine.drafting.text_drafting import TextDrafting
 from drafttree.policies import Chain
 
 PROMPT = "The old man looked at the sea for a long time"

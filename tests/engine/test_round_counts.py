@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import drafttree
 from drafttree.drafters import head, language_model
+from drafttree.engine.drafting.tree_drafter import TreeDrafter
 from drafttree.engine.round_loop import RoundLoop
-from drafttree.engine.tree_drafter import TreeDrafter
 from drafttree.evaluation.toy_decoder import SteppedEngine
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models.cache.kv_cache import TreeCache
@@ -67,7 +67,7 @@ def calls_of_a_round(decoder, temperature: float, batch: int, monkeypatch) -> fl
 
     leave_out(decoder.target, "forward")
     for drafter in (language_model.LanguageModelDrafter, head.HeadDrafter):
-        for name in ("root", "expand", "chain"):
+        for name in ("draft_root", "draft_level", "draft_chain"):
             if hasattr(drafter, name):
                 leave_out(drafter, name)
     engine = SteppedEngine(decoder, max_batch=batch, prefix_tokens=0)

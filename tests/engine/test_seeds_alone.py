@@ -9,9 +9,8 @@ import pytest
 from drafttree import Decoder, Engine
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter
-from drafttree.engine import acceptance_watch
 from drafttree.engine.compatibility import incompatibility, is_text_of_seed
-from drafttree.engine.drafting import controller, measure
+from drafttree.engine.drafting import acceptance_watch, controller, measure
 from drafttree.engine.drafting.prices import KeptCosts
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree

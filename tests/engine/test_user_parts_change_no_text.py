@@ -41,8 +41,8 @@ class RudeSession(ToyDraft):
         super().__init__([DRAFT], [prompt], torch.float32)
         self.text = prompt
 
-    def expand(self, tokens, origins):
-        logits = super().expand(tokens, origins)
+    def draft_level(self, tokens, origins):
+        logits = super().draft_level(tokens, origins)
         tokens.zero_()
         origins.fill_(7)
         return logits

@@ -35,7 +35,7 @@ def test_every_part_is_in_one_place():
     assert set(named.values()) == {1}
     for module in named:
         assert (ROOT / f"{module}.py").is_file(), module
-    for folder in ("engine", "constraints", "verifiers"):
+    for folder in ("engine", "text", "constraints", "verifiers"):
         files = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / folder).rglob("*.py")}
         assert {each for each in files if not each.endswith("__init__")} <= named.keys()
 

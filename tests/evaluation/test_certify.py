@@ -23,8 +23,9 @@ def broken(decoder, monkeypatch):
 
     def spoil(self, tokens, accepted):
         count = commit(self, tokens, accepted)
-        if self.drafting.session and len(self.tokens) > self.prompt_length + 3:
-            self.tokens[self.prompt_length + 3] = 99
+        spoilt = len(self.task.prompt) + 3
+        if self.drafting.session and len(self.tokens) > spoilt:
+            self.tokens[spoilt] = 99
         return count
 
     monkeypatch.setattr(Request, "commit", spoil)

@@ -125,18 +125,22 @@ def test_the_round_after_memory_ran_out_is_plain():
 @pytest.mark.parametrize(
     ("name", "answer", "message"),
     [
-        ("root", lambda rows: rows[0], "torch.float32 [1, 8]; it must return floating-point logits [1, 1, vocab]"),
         (
-            "expand",
+            "draft_root",
+            lambda rows: rows[0],
+            "torch.float32 [1, 8]; it must return floating-point logits [1, 1, vocab]",
+        ),
+        (
+            "draft_level",
             lambda rows: rows.long(),
             "torch.int64 [1, 3, 8]; it must return floating-point logits [1, 3, vocab]",
         ),
         (
-            "expand",
+            "draft_level",
             lambda rows: rows[:, 1:],
             "torch.float32 [1, 2, 8]; it must return floating-point logits [1, 3, vocab]",
         ),
-        ("root", lambda rows: None, "NoneType; it must return a tensor of logits [1, 1, vocab]"),
+        ("draft_root", lambda rows: None, "NoneType; it must return a tensor of logits [1, 1, vocab]"),
     ],
 )
 def test_what_is_no_logits(name, answer, message):

@@ -10,7 +10,7 @@ import torch
 import drafttree
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.errors import ConfigError
 from drafttree.evaluation.audit import Audit
 from drafttree.evaluation.biased_numbers import BiasedNumbers

@@ -12,11 +12,11 @@ from drafttree.core import randomness
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine import prefixes
 from drafttree.engine.drafting.controller import Controller
-from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.drafting.learned_state import LearnedState
+from drafttree.engine.drafting.tree_drafter import TreeDrafter
+from drafttree.engine.drafting.tree_growth import Growth
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import RoundLoop
-from drafttree.engine.tree_drafter import TreeDrafter
-from drafttree.engine.tree_growth import Growth
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.edit_checks import check_edits
 from drafttree.evaluation.number_tests import NumbersFinding, check_numbers
@@ -117,12 +117,12 @@ def positions_repeat(patch: Patch) -> None:
     settle = RoundLoop._settle
 
     def wrong(self: Any, request: Any, *others: Any) -> Any:
-        randomness = request.randomness
-        request.randomness = _Earlier(randomness)
+        randomness = request.task.randomness
+        object.__setattr__(request.task, "randomness", _Earlier(randomness))
         try:
             return settle(self, request, *others)
         finally:
-            request.randomness = randomness
+            object.__setattr__(request.task, "randomness", randomness)
 
     patch.setattr(RoundLoop, "_settle", wrong)
 
@@ -197,11 +197,12 @@ def drafted_ends_are_overlooked(patch: Patch) -> None:
     commit = Request.commit
 
     def wrong(self: Any, tokens: list[int], accepted: int) -> int:
-        eos, self.eos = self.eos, frozenset() if accepted else self.eos
+        eos = self.task.eos
+        object.__setattr__(self.task, "eos", frozenset() if accepted else eos)
         try:
             return commit(self, tokens, accepted)
         finally:
-            self.eos = eos
+            object.__setattr__(self.task, "eos", eos)
 
     patch.setattr(Request, "commit", wrong)
 

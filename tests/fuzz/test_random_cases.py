@@ -31,7 +31,7 @@ def test_a_random_case(case: Case):
         event(f"refused: {found[:40]}")
         assert found == plain, "plain decoding serves what speculation refuses"
         return
-    verifier = type(decoder.new_request(case.prompt, **options).verifier)
+    verifier = type(decoder.new_request(case.prompt, **options).task.verifier)
     if is_text_of_seed(verifier):
         assert shown(found) == shown(plain)
     elif verifier.lossless and options.get("top_k") == 1:

@@ -1,7 +1,7 @@
 """Metrics of texts that were never written, with the speed a test wants."""
 
 from drafttree import Metrics
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 
 CURVE = {
     "target": {"1": 1.0, "8": 1.35},
@@ -20,5 +20,5 @@ def timed(seconds: float, tokens: int = 10, **fields) -> Metrics:
     count = tokens // committed
     each = seconds / count
     parts = {"accepted": committed - 1, "nodes": 1, "levels": 0, "draft_passes": 0, "draft_seconds": 0.0} | fields
-    turn = Round(committed=committed, target_seconds=each / 2, seconds=each, **parts)
+    turn = TextRound(committed=committed, target_seconds=each / 2, seconds=each, **parts)
     return Metrics(rounds=[turn] * count, seconds=seconds + 1, prefill_seconds=1.0, first_token_seconds=[1 + each])

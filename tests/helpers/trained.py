@@ -47,9 +47,9 @@ def check_roots(
         how many tokens there were before each round.
     """
     request, drafter = decoder.new_request(prompt, max_new_tokens=length), decoder.drafter
-    rounds, root = [], drafter.root
-    drafter.root = lambda sessions: rounds.append((list(request.tokens), root(sessions))) or rounds[-1][1]
-    while not request.finish_reason:
+    rounds, root = [], drafter.draft_root
+    drafter.draft_root = lambda sessions: rounds.append((list(request.tokens), root(sessions))) or rounds[-1][1]
+    while not request.text.finish_reason:
         decoder.step(request)
     for tokens, logits in rounds:
         with torch.inference_mode():

@@ -8,7 +8,7 @@ import torch
 from drafttree import DraftTree, Sampling
 from drafttree.core import SeededRandomness
 from drafttree.drafters import Session
-from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Greedy
 
 CPU = torch.device("cpu")

@@ -54,6 +54,6 @@ def test_a_live_text_is_written_to_its_end(monkeypatch):
     monkeypatch.setattr(live_trace.time, "sleep", pauses.append)
     tracer = Tracer(hand_decoder(Chain(depth=2), prefers(0, 0)), [ROOT], max_new_tokens=6)
     live_trace.show_live(tracer, pace=1.0)
-    assert tracer.request.finish_reason == "length"
+    assert tracer.request.text.finish_reason == "length"
     assert len(tracer.rounds) == 2
     assert sum(pauses) == pytest.approx(2.0)

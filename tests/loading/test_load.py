@@ -100,7 +100,7 @@ def test_a_loaded_target_keeps_its_dtype_and_device(monkeypatch):
     ("name", "meant"), [("lokup", "lookup"), ("sufix", "suffix"), ("embedded-draf", "embedded-draft")]
 )
 def test_misspelt_drafters_are_told_before_the_target_is_loaded(name, meant, monkeypatch):
-    monkeypatch.setattr("drafttree.loading.load.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("drafttree.loading.pretrained.read_model", lambda *_: pytest.fail("loaded"))
     message = told(ModelError, drafttree.load, drafter=name)
     assert message.startswith(f"unknown drafter {name!r}; did you mean {meant!r}")
 
@@ -144,7 +144,7 @@ def test_targets_of_other_types_are_told_without_a_network(target, monkeypatch):
 
 
 def test_options_are_checked_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("drafttree.loading.load.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("drafttree.loading.pretrained.read_model", lambda *_: pytest.fail("loaded"))
     for option in ({"policy": "no"}, {"verifier": "no"}, {"dtype": "no"}, {"device": "no"}):
         told(ConfigError, drafttree.load, **option)
 

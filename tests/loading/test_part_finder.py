@@ -9,7 +9,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.loading import drafters
+from drafttree.loading import model_drafters
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import Traversal
 from helpers.refusals import told
@@ -108,8 +108,10 @@ def test_another_target_keeps_the_names(plain):
 
 
 def test_a_draft_model_is_loaded_once_and_quantised_as_the_first(monkeypatch):
-    read, loads = drafters.read_model, []
-    monkeypatch.setattr(drafters, "read_model", lambda *given, **named: loads.append(given) or read(*given, **named))
+    read, loads = model_drafters.read_model, []
+    monkeypatch.setattr(
+        model_drafters, "read_model", lambda *given, **named: loads.append(given) or read(*given, **named)
+    )
     decoder = drafttree.load("embedded", "embedded-draft", "chain", dtype="float32", quantize_drafter="int8")
     mixed = decoder.with_drafter("mixed:embedded-draft")
     again = mixed.with_policy("talon:budget=12").with_drafter("embedded-draft")

@@ -16,13 +16,13 @@ CPU = torch.device("cpu")
 def test_auto_is_bfloat16_where_there_are_instructions_for_it(multiplies, dtype, folder, monkeypatch):
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: multiplies)
-    assert placement.find_placement(str(folder), "auto", "cpu") == (CPU, dtype)
+    assert placement.find_placement("auto", "cpu") == (CPU, dtype)
     assert f", {str(dtype).removeprefix('torch.')}, cpu" in repr(load(str(folder), "none").target)
-    assert placement.find_placement(str(folder), "auto", "cpu", "int8") == (CPU, torch.bfloat16)
+    assert placement.find_placement("auto", "cpu", "int8") == (CPU, torch.bfloat16)
 
 
 def test_a_loaded_target_keeps_its_own():
-    assert placement.find_placement(tiny.build("llama"), "auto", "cpu") == (CPU, torch.float32)
+    assert placement.placement_of(tiny.build("llama"), "auto", "cpu") == (CPU, torch.float32)
 
 
 def test_a_folder_that_cannot_be_read_is_refused_by_the_loader(folder):

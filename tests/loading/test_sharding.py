@@ -26,7 +26,7 @@ def test_a_size_without_its_processes_is_refused_with_the_command_that_starts_th
 def test_another_number_of_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2, and 4 of torchrun's processes run"):
-        check_sharding(2, "embedded", {})
+        check_sharding(2, {})
 
 
 def test_options_that_no_sharded_target_serves_are_refused_by_name(monkeypatch):
@@ -34,7 +34,7 @@ def test_options_that_no_sharded_target_serves_are_refused_by_name(monkeypatch):
     with pytest.raises(
         ConfigError, match="a tuned policy is not available for a target that is sharded over 2 processes"
     ):
-        check_sharding(2, "embedded", {"exact_text": False, "quantize": None, "a tuned policy": object()})
+        check_sharding(2, {"exact_text": False, "quantize": None, "a tuned policy": object()})
 
 
 def test_heads_that_cannot_be_shared_out_are_refused():

@@ -95,9 +95,9 @@ def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(
 def test_texts_of_a_batch_share_the_passes_of_a_head(name, monkeypatch):
     monkeypatch.setitem(SHAPES, "slightly larger", LARGER)
     decoder = load_inflated("embedded", name, "slightly larger", "float32", "cpu").with_costs(TOY_COSTS)
-    asked, root = [], HeadDrafter.root
+    asked, root = [], HeadDrafter.draft_root
     monkeypatch.setattr(
-        HeadDrafter, "root", lambda self, sessions: (asked.append(len(sessions)), root(self, sessions))[1]
+        HeadDrafter, "draft_root", lambda self, sessions: (asked.append(len(sessions)), root(self, sessions))[1]
     )
     decoder.with_policy(DynaTree()).generate(["The old man", "It was", "She said"], max_new_tokens=12, temperature=0)
     assert max(asked) == 3

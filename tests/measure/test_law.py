@@ -3,12 +3,12 @@
 import pytest
 
 from drafttree import Metrics, SpeedupLaw
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.measure.law import LimitingFactor
 
 
 def found(levels: list[int], **terms: float) -> LimitingFactor:
-    rounds = [Round(1, 0, 1 + level, level, level, 0.0, 1.0, 1.0) for level in levels]
+    rounds = [TextRound(1, 0, 1 + level, level, level, 0.0, 1.0, 1.0) for level in levels]
     return LimitingFactor.of(SpeedupLaw(**terms, measured=0.0, decoding=0.0), Metrics(rounds))
 
 

@@ -5,12 +5,15 @@ import math
 import pytest
 
 from drafttree import Metrics, SpeedupLaw
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import EngineRound, TextRound
 from drafttree.measure import columns, describe, loops
 
 
 def test_columns_hold_every_number_of_a_round_and_none_is_no_number():
-    rounds = [Round(2, 1, 4, 2, 2, 0.1, 0.5, 1.0), Round(5, 3, 9, 2, 2, 0.1, 0.5, 1.0, batch=2, expected=4.5)]
+    rounds = [
+        EngineRound(2, 1, 4, 2, 2, 0.1, 0.5, 1.0),
+        EngineRound(5, 3, 9, 2, 2, 0.1, 0.5, 1.0, batch=2, expected=4.5),
+    ]
     found = columns(rounds)
     assert [*found.committed] == [2, 5]
     assert (found.batch.sum(), found.expected[1]) == (3, 4.5)
@@ -19,8 +22,8 @@ def test_columns_hold_every_number_of_a_round_and_none_is_no_number():
 
 
 def test_the_law_of_many_at_once_is_per_request_and_pass():
-    plain = columns([Round(4, 0, 4, 0, 0, 0.0, 1.0, 1.25, batch=4)] * 2)
-    drafted = columns([Round(10, 6, 12, 2, 2, 0.4, 1.5, 2.4, batch=4)] * 3)
+    plain = columns([EngineRound(4, 0, 4, 0, 0, 0.0, 1.0, 1.25, batch=4)] * 2)
+    drafted = columns([EngineRound(10, 6, 12, 2, 2, 0.4, 1.5, 2.4, batch=4)] * 3)
     law = SpeedupLaw.of_rounds(drafted, plain, measured=2.0, decoding=1.9)
     found = (law.tau, law.v, law.c, law.delta, law.h, law.h0)
     assert found == pytest.approx((2.5, 1.5, 0.2, 2.0, 0.5, 0.25))
@@ -29,7 +32,7 @@ def test_the_law_of_many_at_once_is_per_request_and_pass():
 
 def test_a_single_text_is_described_with_a_number_per_round():
     metrics = Metrics()
-    for turn in (Round(2, 1, 3, 1, 1, 0.0, 0.0, 0.5, ranks=(2,)), Round(1, 0, 1, 0, 0, 0.0, 0.0, 0.5)):
+    for turn in (TextRound(2, 1, 3, 1, 1, 0.0, 0.0, 0.5, ranks=(2,)), TextRound(1, 0, 1, 0, 0, 0.0, 0.0, 0.5)):
         metrics.record(turn, 1.0)
     found = describe(metrics)
     assert (found["tokens"], found["seconds"], found["ttft"], found["tpot"]) == (3, 2.0, 1.0, 0.5)

@@ -11,8 +11,8 @@ import torch
 from drafttree import Decoder, DraftTree
 from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine import tree_growth
 from drafttree.engine.compatibility import incompatibility
+from drafttree.engine.drafting import tree_growth
 from drafttree.engine.drafting.controller import Controller
 from drafttree.errors import ConfigError
 from drafttree.evaluation.pair_trials import EXACT, toy_pair
@@ -167,7 +167,7 @@ def test_coupled_texts_are_those_of_plain_decoding_and_learn_from_each_other():
         options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": seed}
         assert made.generate(PROMPT, **options).tokens == made.plain().generate(PROMPT, **options).tokens
     request = made.new_request(PROMPT, temperature=1.0)
-    assert type(request.verifier) is Coupled
+    assert type(request.task.verifier) is Coupled
     assert request.drafting.controller.acceptance((False, 0)).judged > 50
 
 

@@ -134,8 +134,8 @@ def test_nothing_keeps_the_rows_of_a_text(write, policy):
 def test_nothing_keeps_the_random_numbers_of_a_text(verifier):
     decoder = toy_decoder(Watched(), WatchedDrafter(), small("chain"), verifier and VERIFIERS[verifier])
     request = decoder.new_request(PROMPT, max_new_tokens=12, temperature=1.0)
-    numbers = weakref.ref(request.randomness)
-    while not request.finish_reason:
+    numbers = weakref.ref(request.task.randomness)
+    while not request.text.finish_reason:
         decoder.step(request)
     del request
     assert numbers() is None

@@ -189,7 +189,7 @@ CASES = st.builds(
     noise=st.sampled_from([0.0, 0.5, 2.0]),
     context=st.none() | st.integers(4, 24),
     fails=st.dictionaries(
-        st.sampled_from(["root", "expand", "commit", "prefill"]),
+        st.sampled_from(["draft_root", "draft_level", "commit", "prefill"]),
         st.lists(st.tuples(st.integers(1, 12), ERRORS), min_size=1, max_size=3),
         max_size=2,
     ),

@@ -178,8 +178,8 @@ def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, t
     for start in range(1, rows + 1):
         draft = drafter.start(text[: start + 1], 32)
         draft.prefill(tuple(state[:, :start] for state in states), start)
-        said = [draft.root()]
-        said += [draft.expand(torch.tensor([[text[start + level]]]), torch.zeros(1, 1).long()) for level in (1, 2)]
+        said = [draft.draft_root()]
+        said += [draft.draft_level(torch.tensor([[text[start + level]]]), torch.zeros(1, 1).long()) for level in (1, 2)]
         for level, logits in enumerate(said):
             answer = out.logits[0, start + level]
             if answer.argmax() in ids:

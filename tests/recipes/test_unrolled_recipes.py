@@ -83,10 +83,10 @@ def test_losses_are_those_of_what_is_drafted_along_the_text(kind, target, data, 
             read = [out.hidden_states[layer][text : text + 1, :root] for layer in drafter.hidden_layers]
             with torch.inference_mode():
                 session.prefill(tuple(read), root)
-                logits = [session.root()[0, 0]]
+                logits = [session.draft_root()[0, 0]]
                 for ahead in range(1, levels):
                     node = torch.tensor([[tokens[root + ahead]]])
-                    logits.append(session.expand(node, torch.tensor([[0]]))[0, 0])
+                    logits.append(session.draft_level(node, torch.tensor([[0]]))[0, 0])
             for level, given in enumerate(logits):
                 nats[level] -= (answers[text, root + level] * given.log_softmax(-1)).sum()
     assert losses.positions == 2 * len(roots)

@@ -6,7 +6,7 @@ import torch
 from drafttree import Sampling
 from drafttree.core import SeededRandomness
 from drafttree.engine import grow
-from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import (
     RRS,

@@ -64,8 +64,10 @@ def test_it_runs_when_named_and_only_then():
     target, drafter = ToyModel(Table()), ToyDrafter(Table())
     policy = Template(tree="medusa-63")
     named = Decoder(target, drafter, policy, VERIFIERS["lossy-typical"]).new_request([1], temperature=0.7)
-    assert isinstance(named.verifier, LossyTypical)
-    assert not isinstance(Decoder(target, drafter, policy).new_request([1], temperature=0.7).verifier, LossyTypical)
+    assert isinstance(named.task.verifier, LossyTypical)
+    assert not isinstance(
+        Decoder(target, drafter, policy).new_request([1], temperature=0.7).task.verifier, LossyTypical
+    )
 
 
 def test_a_chain_deeper_than_pythons_stack_is_judged():

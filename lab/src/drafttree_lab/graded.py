@@ -8,6 +8,7 @@ embedded target gives its own greedy tokens half the probability that large mode
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -136,11 +137,11 @@ class GradedSession(Session):
 
     @property
     def seconds(self) -> float:
-        return sum(session.seconds for session in self._sessions)
+        return sum(map(attrgetter("seconds"), self._sessions))
 
     @property
     def nbytes(self) -> int:
-        return sum(session.nbytes for session in self._sessions)
+        return sum(map(attrgetter("nbytes"), self._sessions))
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         for session in self._sessions:
@@ -152,15 +153,15 @@ class GradedSession(Session):
         self._last = tokens[-1]
         self._root += len(tokens)
 
-    def root(self) -> Tensor:
+    def draft_root(self) -> Tensor:
         self._level = 0
-        draft, target = self._draft.root(), self._target.root() if self._target else None
+        draft, target = self._draft.draft_root(), self._target.draft_root() if self._target else None
         return self._graded(draft, target, torch.tensor([[self._last]], device=draft.device))
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         self._level += 1
-        target = self._target.expand(tokens, origins) if self._target else None
-        return self._graded(self._draft.expand(tokens, origins), target, tokens)
+        target = self._target.draft_level(tokens, origins) if self._target else None
+        return self._graded(self._draft.draft_level(tokens, origins), target, tokens)
 
     def _graded(self, draft: Tensor, target: Tensor | None, tokens: Tensor) -> Tensor:
         positions = torch.full_like(tokens[0], self._root + self._level)
@@ -203,13 +204,8 @@ class KnownText:
         text = [*prompt, *written][:-1]
         start = len(prompt) - 1
         ids = torch.tensor([*text[start:], written[-1]], device=target.device)
-        logits = []
-        for model in (draft, target):
-            clipped_ids = [min(token, model.vocab_size - 1) for token in text]
-            segment = Segment.of_text(model.new_cache(len(text)), clipped_ids)._replace(wanted=slice(None))
-            (output,) = model.forward([segment])
-            logits.append(output.logits[0][start:])
-        draft_logits, target_logits = logits
+        draft_logits = _read_logits(draft, text)[start:]
+        target_logits = _read_logits(target, text)[start:]
         positions = torch.arange(start, len(text), device=ids.device)
         likeliest = target_logits.argmax(-1)
         return cls(draft_logits, target_logits, positions, ids[:-1], likeliest if temperature else ids[1:], temperature)
@@ -224,6 +220,14 @@ class KnownText:
         if not self.temperature:
             return (best_tokens == self.wanted).double()
         return (self.target.float() / self.temperature).softmax(-1).gather(-1, best_tokens[:, None])[:, 0].double()
+
+
+def _read_logits(model: Model, tokens: Sequence[int]) -> Tensor:
+    """The logits `[tokens, vocab]` behind each token of a text; tokens that the model lacks are read as its last."""
+    known_tokens = [min(token, model.vocab_size - 1) for token in tokens]
+    segment = Segment.of_text(model.new_cache(len(tokens)), known_tokens)._replace(wanted=slice(None))
+    (output,) = model.forward([segment])
+    return output.logits[0]
 
 
 @dataclass(frozen=True)

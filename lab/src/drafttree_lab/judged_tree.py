@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -41,13 +42,17 @@ class JudgedTree:
     logits: Tensor
 
     def __init__(self, decoder: Decoder, request: Request, policy: TreePolicy, grower: type[Verifier]) -> None:
-        verifier = grower(request.verifier.sampling)
+        verifier = grower(request.task.verifier.sampling)
         policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
-        drafting = replace(request.drafting, state=policy.init_state(TextContext()), controller=as_written())
-        text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
+        task = replace(request.task, policy=policy, verifier=verifier)
+        state = policy.init_state(TextContext())
+        drafting = replace(request.drafting, task=task, state=state, controller=as_written())
+        drafted_request = Request(task, request.text, drafting, request.metrics)
+        if request.root_output:
+            drafted_request.keep_root_output(request.root_output)
         self._sampling = verifier.sampling
-        self._randomness = request.randomness.at(len(request.tokens) - 1)
-        (self.tree,) = decoder.loop.trees.draft([text]).trees
+        self._randomness = request.task.randomness.at(len(request.tokens) - 1)
+        (self.tree,) = decoder.loop.trees.draft([drafted_request]).trees
         self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:
@@ -105,7 +110,7 @@ class JudgedTree:
 @torch.inference_mode()
 def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
     """Give trees of the same root their logits, from one target pass over all of them."""
-    (output,) = decoder.loop.score([request], [_together([judged_tree.tree for judged_tree in grown])])
+    (output,) = decoder.loop.score([request], [_together(list(map(attrgetter("tree"), grown)))])
     logits = output.logits[0]
     request.cache.commit([])
     start = 1
@@ -123,7 +128,7 @@ def _together(trees: list[DraftTree]) -> DraftTree:
         parents += [parent + len(tokens) - 1 if parent else 0 for parent in tree.parents[1:]]
         tokens += tree.tokens[1:]
     zeros = [0.0] * len(tokens)
-    return DraftTree(tokens, parents, zeros, zeros, max(tree.levels for tree in trees))
+    return DraftTree(tokens, parents, zeros, zeros, max(map(attrgetter("levels"), trees)))
 
 
 def reach_by_rejection(view: TreeView) -> list[float]:
@@ -139,7 +144,8 @@ def reach_by_rejection(view: TreeView) -> list[float]:
             token = view.tokens[child]
             reach[child] = remaining_mass * min(float(ratio(p, q, token)), 1.0)
             remaining_mass -= reach[child]
-            p, q = residual(p, q), without(q, token)
+            p = residual(p, q)
+            q = without(q, token)
     return reach
 
 
@@ -159,10 +165,11 @@ def expected_by_traversal(view: TreeView) -> float:
 
     It stops at the first leaf it accepts, so the traversal in which it rejects all of them passes every outcome.
     """
-    judgements = traverse(view)
+    leaves = traverse(view)[:-1]
+    rates = view.read([leaf.rate for _, leaf in leaves])
     remaining_mass = 1.0
     expected_tokens = 0.0
-    for (path, _), rate in zip(judgements[:-1], view.read([leaf.rate for _, leaf in judgements[:-1]]), strict=True):
+    for (path, _), rate in zip(leaves, rates, strict=True):
         expected_tokens += remaining_mass * rate * (len(path) - 1)
         remaining_mass *= 1 - rate
     return expected_tokens

@@ -124,10 +124,10 @@ class TargetOptions:
         from drafttree.measure.inflation import load_inflated
 
         hide_bars()
-        kinds |= {"quantize": self.quantize}
+        load_options = {**kinds, "quantize": self.quantize}
         if self.inflated:
-            return load_inflated(self.target, drafter, self.inflated, self.dtype, self.device, **kinds)
-        return load_named(self.target, drafter, dtype=self.dtype, device=self.device, **kinds)
+            return load_inflated(self.target, drafter, self.inflated, self.dtype, self.device, **load_options)
+        return load_named(self.target, drafter, dtype=self.dtype, device=self.device, **load_options)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def count_work(decoder: Decoder, prompt: Prompt, **options: Any) -> RoundWork:
     decoder.step(request)
     operations = _Operations()
     calls = _Calls()
-    while not request.finish_reason:
+    while not request.text.finish_reason:
         with operations, calls.counting():
             decoder.step(request)
     rounds = max(len(request.metrics.rounds) - 1, 1)

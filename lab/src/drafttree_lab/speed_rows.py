@@ -1,21 +1,51 @@
 """Rows of a table of speeds: the terms of the law, speeds over plain decoding's, and whose texts are the same."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain, starmap
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drafttree import measure
 from drafttree.measure.method import PLAIN
 
 if TYPE_CHECKING:
+    from drafttree.engine.metrics import Metrics
     from drafttree.measure.driver import Cell
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 EXACT = " with exact_text"
 PARTS = ("growth", "mask", "verify", "commit", "text")
-"""The parts of a round outside the two models' passes, by the names that `Round` has for their seconds."""
+"""The parts of a round outside the two models' passes, by the names that `TextRound` has for their seconds."""
 TIMES = ("v", "c", "h", "h0", "R law", "R", "R decoding", "at h = 0", "over its chain")
 """Figures that disturbed times do not tell."""
+SECONDS = {name: f"{name}_seconds" for name in ("target", "draft", *PARTS)} | {"round": "seconds"}
+"""The columns of rounds that are averaged, by the names in a row."""
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items in lists by a key, in the order in which the keys first occur."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+class TextIndex:
+    """Finds the texts of a way by prompt and repeat.
+
+    Args:
+        cells: what `race` gives.
+    """
+
+    def __init__(self, cells: Iterable["Cell"]) -> None:
+        self._cells = {(cell.way, cell.prompt, cell.repeat): cell for cell in cells}
+
+    def beside(self, cells: Iterable["Cell"], way: str) -> list["Cell"]:
+        """The texts that a way has written where other texts were written."""
+        return [self._cells[way, cell.prompt, cell.repeat] for cell in cells]
 
 
 def make_rows(
@@ -34,121 +64,142 @@ def make_rows(
         seeded: whether a way has to write plain decoding's text.
         find: the first difference between plain decoding's text and another.
     """
-    cells_by_key = {(cell.way, cell.prompt, cell.repeat): cell for cell in cells}
-    names = dict.fromkeys(cell.group for cell in cells)
-    groups = {name: {cell.prompt for cell in cells if cell.group == name} for name in names}
-    if len(groups) == 1 and 0 < len(looping := looping_prompts(cells)) < len(
-        all_prompts := next(iter(groups.values()))
-    ):
-        groups |= {"looping": looping, "not looping": all_prompts - looping}
-    for group, numbers in groups.items():
-        for way in dict.fromkeys(cell.way for cell in cells):
-            way_cells = [cell for cell in cells if cell.way == way and cell.prompt in numbers]
-            if not way_cells:
+    index = TextIndex(cells)
+    cells_by_way = group_by(cells, attrgetter("way"))
+    for group, prompts in _prompts_by_group(cells).items():
+        for way, way_cells in cells_by_way.items():
+            group_cells = [cell for cell in way_cells if cell.prompt in prompts]
+            if not group_cells:
                 continue
-
-            def beside(name: str, own: list["Cell"] = way_cells) -> list["Cell"]:
-                return [cells_by_key[name, cell.prompt, cell.repeat] for cell in own]
-
+            plain_cells = index.beside(group_cells, PLAIN)
             row: dict[str, Any] = {
                 "group": group,
                 "method": way,
-                "prompts": len({cell.prompt for cell in way_cells}),
-                "R": speed_ratio(way_cells, beside(PLAIN)),
-                "tokens/s": measure.total_speed(_runs(way_cells)),
+                "prompts": len(set(map(attrgetter("prompt"), group_cells))),
+                "R": speed_ratio(group_cells, plain_cells),
+                "tokens/s": measure.total_speed(map(_run, group_cells)),
             }
-            row |= _figures(way_cells, beside(PLAIN))
+            row |= _figures(group_cells, plain_cells)
             if way in chains and row.get("doubt") is None:
-                row["over its chain"] = speed_ratio(way_cells, beside(chains[way]))
+                row["over its chain"] = speed_ratio(group_cells, index.beside(group_cells, chains[way]))
             if seeded(way):
-                row |= _compare(way_cells, beside(PLAIN + EXACT if way.endswith(EXACT) else PLAIN), find)
+                reference = PLAIN + EXACT if way.endswith(EXACT) else PLAIN
+                row |= _compare(group_cells, index.beside(group_cells, reference), find)
             yield row
+
+
+def _prompts_by_group(cells: Sequence["Cell"]) -> dict[str, set[int]]:
+    """The prompts of each group; of a single group also those whose texts loop, and the others, if it has both."""
+    prompts: dict[str, set[int]] = {}
+    for cell in cells:
+        prompts.setdefault(cell.group, set()).add(cell.prompt)
+    if len(prompts) == 1:
+        (all_prompts,) = prompts.values()
+        loop_prompts = looping_prompts(cells)
+        if 0 < len(loop_prompts) < len(all_prompts):
+            prompts |= {"looping": loop_prompts, "not looping": all_prompts - loop_prompts}
+    return prompts
 
 
 def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
     """What the rounds of a way tell, each figure its median over the repeats; nothing of another program."""
-    from drafttree.engine.metrics import Metrics
-
-    repeats = sorted({cell.repeat for cell in own})
     if isinstance(own[0].result, measure.ReferenceRun):
         return {}
-
-    def total(cells: Sequence["Cell"], *those: int) -> Metrics:
-        return Metrics.total(cell.result.metrics for cell in cells if cell.repeat in those)
-
-    runs = [(total(own, repeat), total(plain, repeat)) for repeat in repeats]
-    laws = [measure.SpeedupLaw.of(*metrics_pair) for metrics_pair in runs]
-    total_metrics = total(own, *repeats)
-    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in asdict(laws[0])}
-    law = measure.SpeedupLaw(**terms)
-    figures = {name: terms[name] for name in ("tau", "delta", "v", "c", "h", "h0")}
+    repeats = _metrics_by_repeat(own)
+    laws = list(map(measure.SpeedupLaw.of, repeats, _metrics_by_repeat(plain)))
+    law = measure.SpeedupLaw(**{term.name: _median(laws, term.name) for term in fields(measure.SpeedupLaw)})
+    total_metrics = _total(own)
+    figures = {"tau": law.tau, "delta": law.delta, "v": law.v, "c": law.c, "h": law.h, "h0": law.h0}
     figures |= {"R law": law.predicted, "R decoding": law.decoding, "at h = 0": law.without_host}
-    attributes = {"of nodes": "acceptance_rate", "of levels": "level_acceptance", "nodes": "mean_nodes"}
     figures |= {
-        name: statistics.median(getattr(run, attribute) for run, _ in runs) for name, attribute in attributes.items()
+        "of nodes": _median(repeats, "acceptance_rate"),
+        "of levels": _median(repeats, "level_acceptance"),
+        "nodes": _median(repeats, "mean_nodes"),
     }
     figures |= {
         "ms a draft pass": 1e3 * total_metrics.draft_pass,
         "weights, MB": total_metrics.draft_weight_bytes / 1e6,
+        "cache, MB": total_metrics.draft_cache_bytes / 1e6,
     }
-    figures |= {"cache, MB": total_metrics.draft_cache_bytes / 1e6} | _parts(own, repeats)
-    if own[0].way != PLAIN and (doubt := measure.Speedup(total_metrics, total(plain, *repeats)).doubt):
-        figures |= {**dict.fromkeys(TIMES), "doubt": doubt}
+    figures |= _parts(own)
+    if own[0].way != PLAIN and (doubt := measure.Speedup(total_metrics, _total(plain)).doubt):
+        return {**figures, **dict.fromkeys(TIMES), "doubt": doubt}
     return figures
 
 
-def _parts(own: Sequence["Cell"], repeats: Sequence[int]) -> dict[str, float]:
-    """Mean microseconds of a round by part, in the repeat of median time outside the two models' passes.
+def _metrics_by_repeat(cells: Iterable["Cell"]) -> "list[Metrics]":
+    """The metrics of all texts of each repeat, in order."""
+    return list(map(_total, _by_repeat(cells)))
+
+
+def _by_repeat(cells: Iterable["Cell"]) -> list[list["Cell"]]:
+    """The texts of each repeat, in order."""
+    return [repeat_cells for _, repeat_cells in sorted(group_by(cells, attrgetter("repeat")).items())]
+
+
+def _total(cells: Iterable["Cell"]) -> "Metrics":
+    """The metrics of texts together."""
+    from drafttree.engine.metrics import Metrics
+
+    return Metrics.total(map(attrgetter("result.metrics"), cells))
+
+
+def _median(records: Iterable[object], name: str) -> float:
+    """The median of an attribute."""
+    return statistics.median(map(attrgetter(name), records))
+
+
+def _parts(own: Iterable["Cell"]) -> dict[str, float]:
+    """Mean microseconds of a round by part, in the repeat of median time outside the two models' passes."""
+    repeat_parts = sorted(map(_repeat_parts, _by_repeat(own)), key=itemgetter("outside"))
+    return repeat_parts[len(repeat_parts) // 2]
+
+
+def _repeat_parts(cells: Iterable["Cell"]) -> dict[str, float]:
+    """Mean microseconds of a round by part, in one repeat.
 
     The first round of a text, in which the drafter reads the prompt, is left out.
     """
-    means = []
-    for repeat in repeats:
-        texts = (cell.result.metrics.rounds[1:] for cell in own if cell.repeat == repeat)
-        rounds = measure.columns(round_ for text in texts for round_ in text)
-        names = {name: f"{name}_seconds" for name in ("target", "draft", *PARTS)} | {"round": "seconds"}
-        mean = {name: float(1e6 * rounds[column].mean()) if len(rounds) else 0.0 for name, column in names.items()}
-        outside_time = mean["round"] - mean["target"] - mean["draft"]
-        means.append(
-            mean | {"outside": outside_time, "other": outside_time - sum(mean[part_name] for part_name in PARTS)}
-        )
-    return sorted(means, key=lambda each: each["outside"])[len(means) // 2]
+    rounds = measure.columns(chain.from_iterable(cell.result.metrics.rounds[1:] for cell in cells))
+    means: dict[str, float] = {}
+    for name, column in SECONDS.items():
+        means[name] = float(1e6 * rounds[column].mean()) if len(rounds) else 0.0
+    means["outside"] = means["round"] - means["target"] - means["draft"]
+    means["other"] = means["outside"] - sum(means[part_name] for part_name in PARTS)
+    return means
 
 
-def _runs(cells: Sequence["Cell"]) -> list[tuple[float, float]]:
-    """Tokens and seconds of every text, prompts included."""
-
-    def run(result: Any) -> tuple[float, float]:
-        metrics = getattr(result, "metrics", None)
-        return (metrics.tokens, metrics.seconds) if metrics else (len(result.tokens), result.seconds)
-
-    return [run(cell.result) for cell in cells]
+def _run(cell: "Cell") -> tuple[float, float]:
+    """Tokens and seconds of a text, the prompt included."""
+    metrics = getattr(cell.result, "metrics", None)
+    return (metrics.tokens, metrics.seconds) if metrics else (len(cell.result.tokens), cell.result.seconds)
 
 
-def speed_ratio(own: Sequence["Cell"], base: Sequence["Cell"]) -> "measure.Interval":
+def speed_ratio(own: Iterable["Cell"], base: Iterable["Cell"]) -> "measure.Interval":
     """The speed of one way over another's, with its interval over the texts."""
-    return measure.Interval.of_speeds_by_jackknife(_runs(own), _runs(base))
+    return measure.Interval.of_speeds_by_jackknife([*map(_run, own)], [*map(_run, base)])
 
 
 def _compare(
     own: Sequence["Cell"], plain: Sequence["Cell"], find: Callable[["Cell", "Cell"], Any] | None
 ) -> dict[str, Any]:
     """How many texts are plain decoding's, and how close the choice was at the first difference of the others."""
-    cell_pairs = [*zip(plain, own, strict=True)]
-    differing_pairs = [
-        cell_pair for cell_pair in cell_pairs if cell_pair[0].result.tokens != cell_pair[1].result.tokens
-    ]
-    row: dict[str, Any] = {"same text": f"{len(cell_pairs) - len(differing_pairs)}/{len(cell_pairs)}"}
+    differing_pairs: list[tuple[Cell, Cell]] = []
+    for plain_cell, cell in zip(plain, own, strict=True):
+        if plain_cell.result.tokens != cell.result.tokens:
+            differing_pairs.append((plain_cell, cell))
+    row: dict[str, Any] = {"same text": f"{len(own) - len(differing_pairs)}/{len(own)}"}
     if differing_pairs and find:
-        differences = [find(*cell_pair) for cell_pair in differing_pairs]
-        row |= {
-            "ties": sum(difference.is_tie for difference in differences),
-            "gap": max(difference.gap for difference in differences),
-        }
+        differences = list(starmap(find, differing_pairs))
+        row["ties"] = sum(map(attrgetter("is_tie"), differences))
+        row["gap"] = max(map(attrgetter("gap"), differences))
     return row
 
 
 def looping_prompts(cells: Sequence["Cell"]) -> set[int]:
     """The prompts behind which plain decoding's text ends in a loop."""
-    plain_cells = (cell for cell in cells if cell.way == PLAIN and cell.repeat == 0)
-    return {cell.prompt for cell in plain_cells if measure.loops(cell.result.tokens)}
+    prompts: set[int] = set()
+    for cell in cells:
+        if cell.way == PLAIN and cell.repeat == 0 and measure.loops(cell.result.tokens):
+            prompts.add(cell.prompt)
+    return prompts

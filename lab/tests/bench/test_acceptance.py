@@ -123,7 +123,7 @@ def test_rounds_in_a_context_agree_with_those_of_a_fresh_sequence(small):
     """The trees and the verdicts do not depend on the trees judged before in the same place."""
     engine, options = decoder(), {"temperature": 1.0, "seed": 4}
     for sequence in acceptance._contexts(engine, PROMPTS[0], 3, 4, options):
-        again = engine.new_request(list(sequence.tokens), max_new_tokens=sequence.remaining, **options)
+        again = engine.new_request(list(sequence.tokens), max_new_tokens=sequence.text.remaining, **options)
         engine.loop.read_prompt(again)
         ours, fresh = (acceptance._lengths(engine, each, SHAPES, VERIFIERS) for each in (sequence, again))
         assert {k: pytest.approx(v) for k, v in fresh.items()} == ours

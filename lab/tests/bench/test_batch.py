@@ -6,11 +6,11 @@ import re
 import pytest
 
 from drafttree import Decoder
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import EngineRound
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
 from drafttree.measure import Cell, columns, run_store
-from drafttree_lab.bench.batch import BatchRun, EngineWay, make_rows, steady_rounds, turn_prompts
+from drafttree_lab.bench.batch import BatchRun, EngineWay, Turn, make_rows, steady_rounds, turn_prompts
 from drafttree_lab.options import PromptOptions
 from testing.command_line import complaint, run
 
@@ -107,7 +107,7 @@ def test_the_figures_of_a_size_by_hand():
     """Two requests: drafted rounds of 2 s with 6 tokens, plain ones of 1 s with 2, and half as fast by one budget."""
 
     def run(committed, seconds, nodes, turn, **more):
-        round_ = Round(committed, committed - 2, nodes, 2, 2, 0.25, 1.25, seconds, batch=2, **more)
+        round_ = EngineRound(committed, committed - 2, nodes, 2, 2, 0.25, 1.25, seconds, batch=2, **more)
         found = columns([round_] * 3)
         rounds = {name: found[name].tolist() for name in found.dtype.names} | {"gain": [1.5] * 3}
         return Cell("", "2", turn, 0, BatchRun([[1] * 3 * committed], 3 * seconds + 1, rounds))
@@ -150,7 +150,7 @@ def test_an_engine_is_told_all_prompts_before_it_begins_and_kept_for_later_turns
     alone = [decoder.generate(ids, **options).tokens for ids in prompts]
     engine = EngineWay(decoder, options)
     for turn in (prompts, prompts[::-1]):
-        found = engine.run((2, turn))
+        found = engine.run(Turn(2, turn))
         assert found.texts == (alone if turn is prompts else alone[::-1])
         assert (len(found.rounds["seconds"]), sum(found.rounds["committed"])) == (5, 10)
         assert sum(found.rounds["seconds"]) < found.seconds
@@ -161,4 +161,4 @@ def test_an_error_of_a_request_is_raised(embedded):
         raise ValueError("no criterion")
 
     with pytest.raises(ValueError, match="no criterion"):
-        EngineWay(embedded.plain(), {"max_new_tokens": 3, "stopping_criteria": [broken]}).run((1, [[1, 2]]))
+        EngineWay(embedded.plain(), {"max_new_tokens": 3, "stopping_criteria": [broken]}).run(Turn(1, [[1, 2]]))

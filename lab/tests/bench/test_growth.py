@@ -26,7 +26,7 @@ def rows_of(policy: str, alpha: float, vocab: int = 50) -> list[dict]:
 
 @pytest.mark.parametrize("alpha", [0.7, 1.35, 5.0])
 def test_a_row_is_zipfs_law_in_another_order(alpha):
-    rows = zipf_draft(40, alpha, CPU).expand(nodes(3))
+    rows = zipf_draft(40, alpha, CPU).draft_level(nodes(3))
     weights = [rank**-alpha for rank in range(1, 41)]
     for row in rows:
         found = row.double().softmax(0).sort(descending=True).values.tolist()
@@ -36,7 +36,7 @@ def test_a_row_is_zipfs_law_in_another_order(alpha):
 
 def test_a_frontier_wider_than_the_rows_sees_them_again():
     draft = zipf_draft(8, 1.0, CPU)
-    wide = draft.expand(nodes(150))
+    wide = draft.draft_level(nodes(150))
     assert wide.shape == (150, 8)
     assert torch.equal(wide[:64], wide[64:128])
 

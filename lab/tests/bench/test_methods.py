@@ -6,11 +6,12 @@ import re
 import pytest
 
 from drafttree import Decoder
-from drafttree.engine.chat import render_chat
 from drafttree.engine.generation import Fidelity, Generation
-from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.metrics import Metrics, TextRound
 from drafttree.measure import Cell
+from drafttree.measure.method import Method
 from drafttree.measure.shapes import SHAPES, Shape
+from drafttree.text.chat import render_chat
 from drafttree.verifiers import Traversal
 from drafttree_lab.bench import methods
 from drafttree_lab.commands.bench import GONE
@@ -142,9 +143,9 @@ def test_terms_are_medians_over_repeats_and_a_ratio_is_the_quotient_of_the_speed
 
     def drafted(committed, slower=0.0):
         seconds = 0.012 + 2 * 0.001 + 0.002 + slower
-        return Round(committed, committed - 1, 5, 2, 2, 0.002, 0.012, seconds, growth_seconds=0.001)
+        return TextRound(committed, committed - 1, 5, 2, 2, 0.002, 0.012, seconds, growth_seconds=0.001)
 
-    plain, loop = [Round(1, 0, 1, 0, 0, 0.0, 0.01, 0.011)] * 6, [7] * 48
+    plain, loop = [TextRound(1, 0, 1, 0, 0, 0.0, 0.01, 0.011)] * 6, [7] * 48
     cells = []
     for repeat in range(3):
         for prompt in range(2):
@@ -165,6 +166,15 @@ def test_terms_are_medians_over_repeats_and_a_ratio_is_the_quotient_of_the_speed
     assert str(own["over its chain"]) == "1.00 [1.00, 1.00]"
     assert [own[name] for name in ("round", "outside", "growth", "other")] == pytest.approx([20e3, 6e3, 1e3, 5e3])
     assert (own["same text"], rows["looping", "x|chain"]["same text"]) == ("3/6", "3/3")
+
+
+def test_a_method_is_compared_with_the_first_chain_of_its_drafter_and_verifier():
+    specs = ["lookup|talon", "lookup|chain:depth=2", "lookup|chain", "suffix|chain", "suffix|talon|rrsw"]
+    found = methods.chains([Method.parse(spec) for spec in specs])
+    assert {spec: chain for spec, chain in found.items() if spec.startswith("lookup")} == dict.fromkeys(
+        [Method.parse(spec).spec for spec in specs[:3]], "lookup|chain:depth=2"
+    )
+    assert "suffix|talon|rrsw" not in found
 
 
 def test_bytes_are_those_of_the_weights_read_and_of_the_cache():

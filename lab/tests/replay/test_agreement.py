@@ -24,6 +24,7 @@ from drafttree_lab.replay.paper import Comparison
 from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import Sizes, Task, plan
 from drafttree_lab.replay.text_cell import TextCounts
+from drafttree_lab.replay.verdicts import judge_claims
 from lab_helpers.replay_cells import counted, measured, plain
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel, greedy_text
@@ -155,7 +156,7 @@ def fitted(experiment):
                         found.store.run(task.counts_key(block.ways[name]), TextCounts, lambda own=counts: own)
         last = experiments.pop("moved")
         fit = Fit("chain", 2.0, 6, 0.9, 0.02, 5.0, {each: f"{each}" for each in experiments}, "moved")
-        (verdict,) = replace(found, fitted=Fitted(fit, experiments, last)).verdicts()
+        (verdict,) = judge_claims(replace(found, fitted=Fitted(fit, experiments, last)))
         return verdict
 
     return make

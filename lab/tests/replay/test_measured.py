@@ -9,6 +9,7 @@ from drafttree.policies import Chain
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.paper import Bound, Comparison, Trend
 from drafttree_lab.replay.plan import Block, ReplayMethod, Setting
+from drafttree_lab.replay.verdicts import judge_claims
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 
 AUTOREGRESSIVE = plain(4)
@@ -23,7 +24,7 @@ def claim(left, right, **changes):
 def judged(found, *claims):
     """Outcome and estimate of claims."""
     result = found.experiment.result.model_copy(update={"claims": list(claims)})
-    verdicts = replace(found, experiment=replace(found.experiment, result=result)).verdicts()
+    verdicts = judge_claims(replace(found, experiment=replace(found.experiment, result=result)))
     return [(each.by_counts.outcome, each.by_counts.estimate) for each in verdicts]
 
 
@@ -109,7 +110,7 @@ def speed(**changes):
 def both(found, own):
     """Both outcomes of a claim."""
     result = found.experiment.result.model_copy(update={"claims": [own]})
-    (verdict,) = replace(found, experiment=replace(found.experiment, result=result)).verdicts()
+    (verdict,) = judge_claims(replace(found, experiment=replace(found.experiment, result=result)))
     return verdict.by_counts, verdict.by_time
 
 

@@ -40,8 +40,8 @@ def test_a_pass_is_counted_for_each_level_whoever_is_asked(draft, target):
 def test_logits_are_mixed_by_the_formula_on_every_level(draft, target, grade):
     session = GradedDrafter(draft, target, grade).start([3, 1, 4], 32)
     session.commit([1, 5], ())
-    rows = [session.root()[0], session.expand(torch.tensor([[2, 6]]), torch.tensor([[0, 0]]))[0]]
-    rows.append(session.expand(torch.tensor([[0]]), torch.tensor([[1]]))[0])
+    rows = [session.draft_root()[0], session.draft_level(torch.tensor([[2, 6]]), torch.tensor([[0, 0]]))[0]]
+    rows.append(session.draft_level(torch.tensor([[0]]), torch.tensor([[1]]))[0])
     contexts = [[[3, 1, 4, 1, 5]], [[3, 1, 4, 1, 5, 2], [3, 1, 4, 1, 5, 6]], [[3, 1, 4, 1, 5, 6, 0]]]
     for row, level in zip(rows, contexts, strict=True):
         for logits, context in zip(row, level, strict=True):

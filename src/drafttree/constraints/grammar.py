@@ -29,7 +29,7 @@ from drafttree.constraints.processors import Path
 from drafttree.constraints.structures import structure_texts
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import collection_pause
-from drafttree.drafters.vocabulary_map import spell
+from drafttree.text.vocabulary_map import spell
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 

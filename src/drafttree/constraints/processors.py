@@ -84,20 +84,21 @@ class PathConstraints:
         processors: transformers' processors, functions of token ids and scores.
         state: a constraint's state, applied after the processors; None for none.
         eos: token ids that end the text; paths that go on after one are not processed.
-
-    Attributes:
         padding: token ids that the processors see before the text, such as the left padding of a batch.
-        seconds: CPU seconds spent on the constraints since this was last set to 0.
 
     Raises:
         ConfigError: a processor is stateful, so it cannot score several paths of one text.
     """
 
     def __init__(
-        self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
+        self,
+        processors: Iterable[LogitsProcessor],
+        state: ConstraintState | None,
+        eos: frozenset[int],
+        padding: Sequence[int] = (),
     ) -> None:
-        self.padding: list[int] = []
-        self.seconds = 0.0
+        self._seconds = 0.0
+        self._padding = padding
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
@@ -114,6 +115,12 @@ class PathConstraints:
         if self._state:
             with self._timed():
                 self._state.commit(token)
+
+    def take_seconds(self) -> float:
+        """Return the CPU seconds spent on the constraints since the last call."""
+        seconds = self._seconds
+        self._seconds = 0.0
+        return seconds
 
     def share_nothing(self) -> None:
         """Make drafts of this text independent of other texts, see `ConstraintState`."""
@@ -202,11 +209,11 @@ class PathConstraints:
         try:
             yield
         finally:
-            self.seconds += time.thread_time() - start
+            self._seconds += time.thread_time() - start
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
-        text = torch.tensor([*self.padding, *tokens], device=device).expand(len(paths), -1)
+        text = torch.tensor([*self._padding, *tokens], device=device).expand(len(paths), -1)
         return torch.cat((text, torch.tensor(paths, dtype=torch.long, device=device)), 1)
 
     def _dead_ends(self, tree: DraftTree, processed: Tensor) -> list[int]:

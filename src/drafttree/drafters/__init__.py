@@ -10,7 +10,7 @@ from drafttree.drafters.lookup import LookupDrafter, PromptLookupDrafter, Suffix
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.session import count_pass
-from drafttree.drafters.vocabulary_map import VocabularyMap
+from drafttree.text.vocabulary_map import VocabularyMap
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
 """Drafters that need no model, by name."""

@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
-from drafttree.drafters.heads import embedding, last_layer, own_bytes, zero_hidden
 from drafttree.drafters.session import Frontier, count_pass
+from drafttree.drafters.target_parts import embedding, last_layer, own_bytes, zero_hidden
 from drafttree.models import TreeCache
 from drafttree.models.attention.tree_attention import AttentionPart
 from drafttree.models.attention.tree_config import attending_to_trees, configured_parts
@@ -101,12 +101,12 @@ class AssistantDrafter(ShownBySize):
         """Begin a request, whose session is given the target's KV cache before it drafts."""
         return AssistantSession(self, prompt[-1])
 
-    def root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [session.root_token for session in sessions]
         return self._draft(sessions, tokens, [session.hidden for session in sessions])
 
-    def expand(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [token for frontier in frontiers for token in frontier.tokens]
         states = [
@@ -199,10 +199,10 @@ class AssistantSession(Session):
         for layer in hidden_states:
             self.hidden = torch.cat((self.hidden, layer), 1)[:, -1:]
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         return None
 
-    def resume(self, kept: object, tokens: int) -> int:
+    def restore(self, snapshot: object, tokens: int) -> int:
         return tokens  # the target keeps the rows, and the newest hidden state is computed again
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:

@@ -9,6 +9,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.candidates import Candidates
+from drafttree.drafters.former_names import WithFormerNames, add_new_names
 from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
 from drafttree.models.host_copies import send
@@ -37,17 +38,17 @@ class Frontier(NamedTuple):
 class SharedDrafter(Protocol):
     """A drafter that drafts for several of its sessions in one pass."""
 
-    def root(self, sessions: Sequence[Any]) -> Tensor | Candidates:
+    def draft_root(self, sessions: Sequence[Any]) -> Tensor | Candidates:
         """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round.
 
         A drafter that proposes few tokens, and has them on the host, may return them as `Candidates`.
         """
         ...
 
-    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         """Return logits `[nodes, vocab]` of the token after each node of the frontiers, in order.
 
-        `Candidates` may be returned instead, as by `root`.
+        `Candidates` may be returned instead, as by `draft_root`.
 
         Args:
             sessions: sessions that have nodes.
@@ -55,7 +56,7 @@ class SharedDrafter(Protocol):
         """
         ...
 
-    def chain(
+    def draft_chain(
         self, sessions: Sequence[Any], tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[Array, Array] | None:
         """Draft chains in one call: the best token after each tree's only node, the best token after that, and so on.
@@ -74,12 +75,12 @@ class SharedDrafter(Protocol):
         ...
 
 
-class Session:
+class Session(WithFormerNames):
     """A drafter's state for one request, including its KV cache if it needs one.
 
     By default the drafter drafts, for several of its sessions at once (`SharedDrafter`). A session that drafts on its
-    own overrides `root` and `expand`. All other methods have defaults, which ignore what they are told and keep
-    nothing.
+    own overrides `draft_root` and `draft_level`. All other methods have defaults, which ignore what they are told and
+    keep nothing.
 
     Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
     drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
@@ -106,6 +107,8 @@ class Session:
     resting: bool = False
 
     def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
+        if not issubclass(type(drafter), WithFormerNames):
+            add_new_names(type(drafter))
         self.drafter = drafter
         self.device = device
         self.shared: Any = drafter if shared is None else shared
@@ -125,11 +128,11 @@ class Session:
         """
         return self.timer.seconds
 
-    def root(self) -> Tensor:
+    def draft_root(self) -> Tensor:
         """Return logits `[1, 1, vocab]` of the token after the root; the first draft pass of a round."""
-        return _as_logits(self.drafter.root([self]), self.device)[None]
+        return _as_logits(self.drafter.draft_root([self]), self.device)[None]
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         """Return logits `[1, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
 
         Args:
@@ -137,23 +140,23 @@ class Session:
             origins: `[1, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
         frontier = Frontier(tokens[0].tolist(), origins[0].tolist())
-        return _as_logits(self.drafter.expand([self], [frontier]), self.device)[None]
+        return _as_logits(self.drafter.draft_level([self], [frontier]), self.device)[None]
 
     def read_cache(self, cache: TreeCache) -> None:
         """Take the target's KV cache of the request, once, before any other method is called.
 
-        This is the target's own cache, which must not be written to. When `root` is called, it holds the rows of all
-        committed tokens but the root, and no drafted ones.
+        This is the target's own cache, which must not be written to. When `draft_root` is called, it holds the rows of
+        all committed tokens but the root, and no drafted ones.
         """
 
-    def resume(self, kept: object, tokens: int) -> int:
-        """Take over what another session has kept, perhaps one of another drafter; called before `prefill`.
+    def restore(self, snapshot: object, tokens: int) -> int:
+        """Take over a snapshot of another session, perhaps one of another drafter; called before `prefill`.
 
         If a drafter's sessions take over nothing, every prompt is read anew: by the drafter and, if it reads hidden
         states, by the target too.
 
         Args:
-            kept: as returned by `keep`, None if nothing was kept.
+            snapshot: as returned by `snapshot`; None if there is none.
             tokens: number of first tokens that the two texts share; a drafter that reads hidden states may also use the
                 token after them.
 
@@ -169,7 +172,7 @@ class Session:
 
         Args:
             hidden_states: hidden states of these tokens.
-            tokens: number of tokens of this part, which begins after those of `resume` and of earlier parts; if fewer
+            tokens: number of tokens of this part, which begins after those of `restore` and of earlier parts; if fewer
                 are left, the part is all of them but the last.
         """
 
@@ -192,10 +195,10 @@ class Session:
         """
 
     def read_rest(self) -> None:
-        """Read the newest tokens of a text that has ended; called before `keep`."""
+        """Read the newest tokens of a text that has ended; called before `snapshot`."""
 
-    def keep(self, tokens: int) -> object:
-        """Return a copy of its state of the first `tokens` tokens at most, for `resume`; None for nothing.
+    def snapshot(self, tokens: int) -> object:
+        """Return a copy of its state of the first `tokens` tokens at most, for `restore`; None for nothing.
 
         The text may go on: requests that are written at the same time take copies, too.
         """
@@ -206,7 +209,7 @@ def _as_logits(rows: Tensor | Candidates, device: torch.device) -> Tensor:
     return rows.dense(device) if isinstance(rows, Candidates) else rows
 
 
-class ShownBySize:
+class ShownBySize(WithFormerNames):
     """Gives drafters a `repr` with their class, levels and size.
 
     Attributes:

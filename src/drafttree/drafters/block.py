@@ -51,7 +51,7 @@ class BlockDrafter(ShownBySize):
         return BlockSession(self, prompt, capacity)
 
     @in_inference_mode
-    def root(self, sessions: "Sequence[BlockSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[BlockSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             for session in sessions:
@@ -64,7 +64,7 @@ class BlockDrafter(ShownBySize):
             return self._level(sessions, [Frontier([session.token], [0]) for session in sessions])
 
     @in_inference_mode
-    def expand(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         for session in sessions:
             session.level += 1
@@ -134,11 +134,11 @@ class BlockSession(Session):
         """As in `Session`."""
         self.read_context()
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         return self.cache.copy_rows(tokens)
 
-    def resume(self, kept: object, tokens: int) -> int:
-        return self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+    def restore(self, snapshot: object, tokens: int) -> int:
+        return self.cache.copy_from(snapshot, tokens) if isinstance(snapshot, TreeCache) else 0
 
     @in_inference_mode
     def read_context(self) -> None:

@@ -104,7 +104,7 @@ class HeadDrafter(ShownBySize):
         return HeadSession(self, prompt, capacity)
 
     @in_inference_mode
-    def root(self, sessions: "Sequence[HeadSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[HeadSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             logits = self.read(sessions, [session.unread_rows() for session in sessions], LAST)
@@ -113,7 +113,7 @@ class HeadDrafter(ShownBySize):
         return logits
 
     @in_inference_mode
-    def expand(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         heads: tuple[Head, ...] = sessions[0].shared
         level = sessions[0].level + 1
@@ -130,7 +130,7 @@ class HeadDrafter(ShownBySize):
         return logits
 
     @in_inference_mode
-    def chain(
+    def draft_chain(
         self, sessions: "Sequence[HeadSession]", tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
@@ -279,13 +279,13 @@ class HeadSession(TreeSession):
             self.drafter.read([self], [self.unread_rows()], NOTHING)
             self.begin_tree()
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         """As in `Session`.
 
         With several heads nothing is kept: a later head's next row reads the previous head's output at the last kept
         token, but only the output at the last committed token is there.
         """
-        return super().keep(tokens) if len(self.caches) == 1 else None
+        return super().snapshot(tokens) if len(self.caches) == 1 else None
 
     def unread_rows(self) -> Rows:
         """The unread tokens, and the target's states that they read.

@@ -18,13 +18,11 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.session import count_pass
+from drafttree.drafters.target_parts import embedding, final_logits, last_layer, own_bytes, zero_hidden
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
-from drafttree.models.module.released import place
-from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
-from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -189,13 +187,13 @@ class HeadsSession(Session):
         self._extend_context(self._unread[:, :-1])
         self._unread = self._unread[:, -1:]
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         return self._cache.copy_rows(tokens) if self.drafter.reads_text else None
 
-    def resume(self, kept: object, tokens: int) -> int:
+    def restore(self, snapshot: object, tokens: int) -> int:
         if not self.drafter.reads_text:
             return tokens  # the newest hidden state is all that is read
-        return self._cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        return self._cache.copy_from(snapshot, tokens) if isinstance(snapshot, TreeCache) else 0
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.token = tokens[-1]
@@ -261,7 +259,7 @@ class MedusaDrafter(HeadsDrafter):
         self.heads = heads
 
     @in_inference_mode
-    def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
+    def draft_root(self, sessions: Sequence[HeadsSession]) -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             contexts = torch.cat([session.context() for session in sessions])
@@ -272,7 +270,7 @@ class MedusaDrafter(HeadsDrafter):
         return logits[:, 0]
 
     @in_inference_mode
-    def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node, the same on all of a level; see `SharedDrafter`."""
         for session in sessions:
             session.level += 1
@@ -295,7 +293,7 @@ class HydraDrafter(HeadsDrafter):
             self.layout = CacheLayout.of_config(heads.prefix_embeding_layer.config)
 
     @in_inference_mode
-    def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
+    def draft_root(self, sessions: Sequence[HeadsSession]) -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
         The prefix layer of Hydra++ runs for each of them.
@@ -305,7 +303,7 @@ class HydraDrafter(HeadsDrafter):
             return self._draft(0, sessions, contexts, [session.token for session in sessions])
 
     @in_inference_mode
-    def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             inherited = [
@@ -344,66 +342,3 @@ class HydraDrafter(HeadsDrafter):
         cache.grow(segment.positions)
         cache.commit(range(count))
         return out.last_hidden_state
-
-
-def projection(target: PreTrainedModel) -> nn.Linear:
-    """Return the target's output projection (`lm_head`)."""
-    return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
-
-
-def final_logits(target: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm."""
-    scale, bound = logits_scaling(target)
-    logits = projection(target)(hidden) * scale
-    return torch.tanh(logits / bound) * bound if bound else logits
-
-
-def logits_scaling(target: PreTrainedModel) -> tuple[float, float | None]:
-    """Return the factor of the logits of a target's output projection, and the bound of the product, None for none.
-
-    Some families scale logits (Granite, Cohere, Falcon-H1, HyperCLOVA X), Gemma bounds them.
-    """
-    config = target.config.get_text_config()
-    scaling = getattr(config, "logits_scaling", None) or 1.0
-    scale = scaling if config.model_type.startswith("hyperclovax") else 1 / scaling
-    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
-        scale *= getattr(config, name, None) or 1.0
-    return scale, getattr(config, "final_logit_softcapping", None)
-
-
-def embedding(target: PreTrainedModel) -> nn.Embedding:
-    """Return the target's token embedding."""
-    return target.get_input_embeddings()  # pyright: ignore[reportReturnType]
-
-
-def projection_weight(target: PreTrainedModel) -> Tensor:
-    """Return the weight `[vocab, hidden]` of the target's output projection, in the target's dtype."""
-    return _in_dtype(projection(target), target)
-
-
-def embedding_weight(target: PreTrainedModel) -> Tensor:
-    """Return the weight `[vocab, hidden]` of the target's token embedding, in the target's dtype."""
-    return _in_dtype(embedding(target), target)
-
-
-def _in_dtype(part: Any, target: PreTrainedModel) -> Tensor:
-    if isinstance(part, QuantizedLinear | QuantizedEmbedding):
-        return part.dequantized().to(target.dtype)
-    return part.weight.detach()
-
-
-def last_layer(target: PreTrainedModel) -> int:
-    """Return the index of the target's hidden state after its final norm, counted as in `Model.forward`."""
-    return target.config.get_text_config().num_hidden_layers
-
-
-def own_bytes(heads: Any, target: PreTrainedModel) -> int:
-    """Return the bytes of the heads' parameters that are not shared with the target."""
-    target_storage = {place(parameter) for parameter in target.parameters()}
-    return sum(parameter.nbytes for parameter in heads.parameters() if place(parameter) not in target_storage)
-
-
-def zero_hidden(target: PreTrainedModel) -> Tensor:
-    """Return zeros `[1, 1, hidden]`, which a head reads while the target has no hidden state before the root."""
-    hidden_size = target.config.get_text_config().hidden_size
-    return torch.zeros(1, 1, hidden_size, dtype=target.dtype, device=target.device)

@@ -33,7 +33,7 @@ class LanguageModelDrafter(ShownBySize):
         """Begin a request; without `prefill`, the first draft pass reads the prompt."""
         return LanguageModelSession(self, prompt, capacity)
 
-    def root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
         A second call before the next commit begins new trees at the same roots.
@@ -49,13 +49,13 @@ class LanguageModelDrafter(ShownBySize):
                     session.read(output.logits[0, -1])
         return sessions[0].logits[None] if len(sessions) == 1 else torch.stack([session.logits for session in sessions])
 
-    def expand(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             outputs = self.model.forward(level_segments(sessions, frontiers))
             return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([output.logits[0] for output in outputs])
 
-    def chain(
+    def draft_chain(
         self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""

@@ -97,11 +97,11 @@ class LookupDrafter(ShownBySize):
         """Begin a request; the prompt is indexed when the first tree is drafted."""
         return LookupSession(self, SuffixAutomaton(self.max_ngram), prompt)
 
-    def root(self, sessions: Sequence["LookupSession"]) -> Candidates:
+    def draft_root(self, sessions: Sequence["LookupSession"]) -> Candidates:
         """What may follow each root; see `SharedDrafter`."""
         return self._propose(sessions, [[session.end] for session in sessions])
 
-    def expand(self, sessions: Sequence["LookupSession"], frontiers: Sequence[Frontier]) -> Candidates:
+    def draft_level(self, sessions: Sequence["LookupSession"], frontiers: Sequence[Frontier]) -> Candidates:
         """What may follow each node of the frontiers; see `SharedDrafter`."""
         session_frontiers = zip(sessions, frontiers, strict=True)
         return self._propose(sessions, [session.step(frontier) for session, frontier in session_frontiers])

@@ -73,13 +73,13 @@ class MixedSession(Session):
         self._model_text.catch_up()
         self._model.read_rest()
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         self._model_text.catch_up()
-        return self._model.keep(tokens)
+        return self._model.snapshot(tokens)
 
-    def resume(self, kept: object, tokens: int) -> int:
+    def restore(self, snapshot: object, tokens: int) -> int:
         """As in `Session`, by the model's session; lookup's index of the prompt is made anew."""
-        return self._model.resume(kept, tokens)
+        return self._model.restore(snapshot, tokens)
 
     @property
     def expected_accepted(self) -> float:
@@ -93,11 +93,11 @@ class MixedSession(Session):
             return self._model
         return self._model.choose(0)  # a session that wraps another gives that one, which may share its passes
 
-    def root(self) -> Tensor:
-        return self.choose(1).root()
+    def draft_root(self) -> Tensor:
+        return self.choose(1).draft_root()
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return self._model.expand(tokens, origins)
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return self._model.draft_level(tokens, origins)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._lookup.commit(tokens, hidden_states)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.head import HeadDrafter
-from drafttree.drafters.heads import last_layer, own_bytes, zero_hidden
+from drafttree.drafters.target_parts import last_layer, own_bytes, zero_hidden
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.models.segment import join, split

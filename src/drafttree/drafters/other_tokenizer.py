@@ -9,8 +9,8 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.language_model import LanguageModelDrafter, LanguageModelSession
 from drafttree.drafters.session import Frontier
-from drafttree.drafters.vocabulary_map import VocabularyMap
 from drafttree.models import Model, Segment, TreeCache
+from drafttree.text.vocabulary_map import VocabularyMap
 
 
 class OtherTokenizerDrafter(ShownBySize):
@@ -38,16 +38,16 @@ class OtherTokenizerDrafter(ShownBySize):
         """Begin a request; without `prefill`, the first draft pass reads the prompt."""
         return OtherTokenizerSession(self, prompt, capacity)
 
-    def root(self, sessions: "Sequence[OtherTokenizerSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[OtherTokenizerSession]") -> Tensor:
         """Logits `[sessions, vocab + 1]` of the token after each root; the last column is of "none of these"."""
-        return self.vocabulary.spread(self._reader.root(sessions))
+        return self.vocabulary.spread(self._reader.draft_root(sessions))
 
-    def expand(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         draft_frontiers = [
             Frontier([*map(self.vocabulary.twin, frontier.tokens)], frontier.origins) for frontier in frontiers
         ]
-        return self.vocabulary.spread(self._reader.expand(sessions, draft_frontiers))
+        return self.vocabulary.spread(self._reader.draft_level(sessions, draft_frontiers))
 
 
 class OtherTokenizerSession(LanguageModelSession):
@@ -80,20 +80,20 @@ class OtherTokenizerSession(LanguageModelSession):
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         super().commit(self._translate(tokens), hidden_states)
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         rows = self._known[min(tokens, len(self._known) - 1)]
-        return self._own_tokens[:rows], super().keep(rows)
+        return self._own_tokens[:rows], super().snapshot(rows)
 
-    def resume(self, kept: object, tokens: int) -> int:
+    def restore(self, snapshot: object, tokens: int) -> int:
         """As in `Session`; what the texts share is found among the draft model's tokens."""
-        kept_tokens, cache = kept if isinstance(kept, tuple) else ([], None)
+        kept_tokens, cache = snapshot if isinstance(snapshot, tuple) else ([], None)
         token_pairs = enumerate(zip(kept_tokens, self._own_tokens[:-1], strict=False))
         shared_length = next(
             (index for index, (kept_token, own_token) in token_pairs if kept_token != own_token),
             min(len(kept_tokens), len(self.unread) - 1),
         )
-        resumed_rows = super().resume(cache, shared_length) if isinstance(cache, TreeCache) else 0
-        self._prefilled = min(bisect_right(self._known, resumed_rows) - 1, tokens)
+        restored_rows = super().restore(cache, shared_length) if isinstance(cache, TreeCache) else 0
+        self._prefilled = min(bisect_right(self._known, restored_rows) - 1, tokens)
         return self._prefilled
 
     def unread_text(self) -> Segment:

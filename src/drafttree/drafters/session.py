@@ -1,7 +1,7 @@
 """How sessions draft together: one draft pass per level for all of them.
 
-A drafter whose sessions can share passes has `root` and `expand` for lists of them. The sessions keep all state: one
-may draft with others in one round and alone in the next.
+A drafter whose sessions can share passes has `draft_root` and `draft_level` for lists of them. The sessions keep all
+state: one may draft with others in one round and alone in the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,13 +56,13 @@ class TreeSession(Session):
     def nbytes(self) -> int:
         return self.cache.nbytes
 
-    def keep(self, tokens: int) -> object:
+    def snapshot(self, tokens: int) -> object:
         return self.cache.copy_rows(tokens)
 
-    def resume(self, kept: object, tokens: int) -> int:
-        resumed_rows = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
-        self.unread = self.unread[resumed_rows:]
-        return resumed_rows
+    def restore(self, snapshot: object, tokens: int) -> int:
+        restored_rows = self.cache.copy_from(snapshot, tokens) if isinstance(snapshot, TreeCache) else 0
+        self.unread = self.unread[restored_rows:]
+        return restored_rows
 
     def forget_tree(self) -> None:
         """Begin a tree at the root, whose row is committed."""
@@ -98,11 +98,11 @@ def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
     They are `Candidates` if the drafter returns such.
     """
     if drafter := _shared_drafter(sessions):
-        return _checked(drafter, "root", drafter.root(sessions), (len(sessions),))
-    return _joined([_checked(session, "root", session.root(), (1, 1))[0] for session in sessions])
+        return _checked(drafter, "draft_root", drafter.draft_root(sessions), (len(sessions),))
+    return _joined([_checked(session, "draft_root", session.draft_root(), (1, 1))[0] for session in sessions])
 
 
-def draft_expand(
+def draft_level(
     sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device
 ) -> Tensor | Candidates:
     """Logits `[nodes, vocab]` of the token after each node, in one pass if the sessions can share it.
@@ -122,25 +122,29 @@ def draft_expand(
         frontiers = [frontier for _, frontier in session_frontiers]
     counts = [len(frontier.tokens) for frontier in frontiers]
     if drafter := _shared_drafter(sessions):
-        return _checked(drafter, "expand", drafter.expand(sessions, frontiers), (sum(counts),))
+        return _checked(drafter, "draft_level", drafter.draft_level(sessions, frontiers), (sum(counts),))
     logits = list[Tensor]()
     for session, frontier, count in zip(sessions, frontiers, counts, strict=True):
         ids, origins = torch.tensor([frontier], device=device)[0, :, None]
-        logits.append(_checked(session, "expand", session.expand(ids, origins), (1, count))[0])
+        logits.append(_checked(session, "draft_level", session.draft_level(ids, origins), (1, count))[0])
     return _joined(logits)
 
 
 def draft_chain(
     sessions: Sequence[Session], tokens: Sequence[int], count: int, allowed: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Chains after the only node of each tree, see `SharedDrafter.chain`; None if they have to be drafted by levels.
+    """Chains after the only node of each tree, as by `SharedDrafter.draft_chain`.
 
-    They have to if a subclass or the drafter itself overrides only one of `chain` and `expand`.
+    None if they have to be drafted by levels, as where a subclass or the drafter itself overrides only one of
+    `draft_chain` and `draft_level`.
     """
     drafter: Any = _shared_drafter(sessions)
-    spaces = getattr(drafter, "__dict__", {}), *map(vars, type(drafter).__mro__)
-    namespace = next((space for space in spaces if {"chain", "expand"} & {*space}), {})
-    return drafter.chain(sessions, tokens, count, allowed) if {"chain", "expand"} <= {*namespace} else None
+    methods = {"draft_chain", "draft_level"}
+    namespaces = getattr(drafter, "__dict__", {}), *map(vars, type(drafter).__mro__)
+    overriding_namespace = next((namespace for namespace in namespaces if methods & {*namespace}), {})
+    if not methods <= {*overriding_namespace}:
+        return None
+    return drafter.draft_chain(sessions, tokens, count, allowed)
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
@@ -172,7 +176,7 @@ def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
     They must be of one class, since a subclass may draft in another way.
     """
     first_session = sessions[0]
-    if type(first_session).root is not Session.root:
+    if type(first_session).draft_root is not Session.draft_root:
         return None
     alike = (type(session) is type(first_session) and session.shared is first_session.shared for session in sessions)
     return first_session.drafter if all(alike) else None

@@ -2,10 +2,10 @@
 
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.tree_growth import grow
 from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import EngineMetrics, Metrics
 from drafttree.engine.request import Request
-from drafttree.engine.tree_growth import grow
 
 __all__ = [
     "Chunk",

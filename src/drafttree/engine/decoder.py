@@ -21,29 +21,31 @@ from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.core.sampling import Sampling
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine import compatibility
-from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.batching.engine import SharedEngine
 from drafttree.engine.batching.loop import BatchLoop
-from drafttree.engine.chat import is_conversation
-from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.drafting.measure import TRIAL_COSTS, TRIAL_TEMPERATURE
 from drafttree.engine.drafting.prices import Prices
+from drafttree.engine.drafting.text_drafting import TextDrafting
 from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
-from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.memory import KVMemory
-from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.metrics import Metrics, TextRound
 from drafttree.engine.prefixes import PrefixCache
-from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
-from drafttree.engine.request import Request, RoundObserver, StoppingText, TextStream, check_observer
+from drafttree.engine.request import Request, RequestContext, RoundObserver, TextStream, check_observer
 from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.target_lock import lock_of
-from drafttree.engine.text_drafting import TextDrafting
+from drafttree.engine.task import Task
+from drafttree.engine.written_text import StoppingText, WrittenText
 from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
+from drafttree.text.chat import is_conversation
+from drafttree.text.detokenizer import Detokenizer
+from drafttree.text.prompt import Prompt, check_room, encode, is_batch
 from drafttree.verifiers import Verifier
 
 TREE_HEADROOM = 64
@@ -241,12 +243,13 @@ class Decoder:
 
     def _trial(
         self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
-    ) -> Iterator[Round]:
+    ) -> Iterator[TextRound]:
         """Yield the rounds of a text with another drafter and policy, as `measure_costs` needs them."""
-        decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=LearnedState(TRIAL_COSTS))
+        # a head may be wrong about the prompt of a trial, which is no text
+        learned_state = LearnedState(TRIAL_COSTS, tests_heads=False)
+        decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=learned_state)
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
-        request.drafting.head_watch = None  # its prompt is no text, and a head may be wrong about it
-        while not request.finish_reason:
+        while not request.text.finish_reason:
             decoder.step(request)
             yield request.metrics.rounds[-1]
 
@@ -310,14 +313,14 @@ class Decoder:
             return []
         prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not is_batch(prompt):
-            return self._finish(self._observed(prompt, observer, options))
+            return self._finish(self.new_request(prompt, RequestContext(observer), **options))
+        context = RequestContext(observer)
         requests = []
         for number, single_prompt in enumerate(prompt, start=1):
             try:
-                requests.append(self.prepare(single_prompt, **options))
+                requests.append(self.prepare(single_prompt, context, **options))
             except InputError as error:
                 raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
-            requests[-1].observer = observer
         with lock_of(self.target):
             loop = self.batch_loop(max_batch)
         return loop.write(requests)
@@ -337,7 +340,7 @@ class Decoder:
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         check_observer(observer)
-        return self.stream_request(self._observed(prompt, observer, options))
+        return self.stream_request(self.new_request(prompt, RequestContext(observer), **options))
 
     async def astream(
         self,
@@ -360,32 +363,36 @@ class Decoder:
             finally:
                 handle.cancel()
 
-    def _observed(self, prompt: Prompt | None, observer: RoundObserver | None, options: GenerationOptions) -> Request:
-        request = self.new_request(prompt, **options)
-        request.observer = observer
-        return request
-
-    def new_request(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
+    def new_request(
+        self, prompt: Prompt | None = None, context: RequestContext | None = None, **options: Unpack[GenerationOptions]
+    ) -> Request:
         """Check a prompt and its options, and make a request for `step`, for a text that is written alone.
 
-        No model runs, except to measure costs that the policy needs and that are not known. Arguments and errors are
+        No model runs, except to measure costs that the policy needs and that are not known. Options and errors are
         those of `generate`.
+
+        Args:
+            prompt: as for `generate`.
+            context: what surrounds the text, such as an observer of its rounds.
+            **options: as for `generate`.
         """
-        request = self._prepare(prompt, options, alone=True)
+        request = self._prepare(prompt, options, context or RequestContext(), alone=True)
         self.open(request)
         if costs := request.drafting.costs:
             controller = self._new_controller(Prices(costs, frozen=True), None, self.learned.head_watch_of(request))
             if last_controller := self.learned.controller_of(request):
                 controller.begin_with(last_controller)
-            request.drafting.controller = controller
+            request.drafting.follow(controller)
         return request
 
-    def prepare(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
+    def prepare(
+        self, prompt: Prompt | None = None, context: RequestContext | None = None, **options: Unpack[GenerationOptions]
+    ) -> Request:
         """Check a prompt and its options, and make a request of a batch, which needs `open` before it runs.
 
-        No model runs. Arguments and errors are those of `generate`.
+        No model runs. Arguments and errors are those of `new_request`.
         """
-        return self._prepare(prompt, options, alone=False)
+        return self._prepare(prompt, options, context or RequestContext(), alone=False)
 
     def randomness(self, seed: int) -> Randomness:
         """Return the random numbers of a text with this seed."""
@@ -402,23 +409,23 @@ class Decoder:
         Returns:
             The number of committed tokens, 0 if the text had ended before.
         """
-        if request.finish_reason:
+        if request.text.finish_reason:
             return 0
         with lock_of(self.target):
             start = time.perf_counter()
             if not request.metrics.rounds:
                 self.loop.read_prompt(request)
-            (turn,) = self.loop.step([request]).turns
-        if isinstance(turn, Exception):
+            (text_round,) = self.loop.step([request]).rounds
+        if isinstance(text_round, Exception):
             try:
-                raise turn
+                raise text_round
             finally:
-                del turn  # else the error and this frame would keep each other until the garbage collector runs
-        request.metrics.record(turn, time.perf_counter() - start)
+                del text_round  # else the error and this frame would keep each other until the garbage collector runs
+        request.metrics.record(text_round, time.perf_counter() - start)
         if request.drafting.session:
-            groups = [(turn.source, turn.widths)] if turn.widths else []
-            request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, groups)
-        return turn.committed
+            groups = [(text_round.source, text_round.widths)] if text_round.widths else []
+            request.drafting.controller.learn(1, text_round.nodes, text_round.accepted + 1, groups)
+        return text_round.committed
 
     def batch_loop(
         self,
@@ -455,63 +462,109 @@ class Decoder:
         heads = [source for source, model in enumerate(models) if model.hidden_layers]
         return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
-    def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
+    def _prepare(
+        self, prompt: Prompt | None, given: GenerationOptions, context: RequestContext, *, alone: bool
+    ) -> Request:
         """Check a prompt and its options, and make a request.
 
         Args:
             prompt: as for `generate`.
             given: the caller's options.
+            context: what surrounds the text.
             alone: whether the text is written alone; if not, its trees may learn from the other texts of a batch.
         """
         refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, given)
+        tokens = self._encode(prompt, options)
+        limit = len(tokens) + options.max_new_tokens(len(tokens))
         vocab = self.target.vocab_size
-        sanitize = options.get("sanitize_control_tokens", False)
-        tokens = encode(prompt, self.tokenizer, vocab, self.target.context, sanitize=sanitize)
-        new_tokens = options.max_new_tokens(len(tokens))
-        check_room(len(tokens), new_tokens, self.target.context)
-        if options.get("max_time") is not None:
-            compatibility.refuse_sharded(self.target, "max_time ends a text")
-        if options.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        limit = len(tokens) + new_tokens
         eos = options.eos(self.eos, vocab)
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, self.target.device))
         verifier = self._new_verifier(sampling, options)
-        repeats = compatibility.is_text_of_seed(type(verifier))
-        if options.get("reuse_prefix"):
-            if alone:
-                compatibility.check_reuse(type(verifier))
-            compatibility.log_hidden_state(self.target)
-        constraints = self._new_constraints(processors, options, eos)
-        if alone and not repeats:
+        self._check_reuse(options, verifier, alone=alone)
+        constraints = self._new_constraints(processors, options, eos, context)
+        is_text_of_seed = compatibility.is_text_of_seed(type(verifier))
+        if alone and not is_text_of_seed:
             constraints.share_nothing()
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
-        reuses = repeats and self._reuses_by_default(prompt, options)
-        return Request(
-            tokens=tokens,
-            prompt_length=len(tokens),
+        task = Task(
+            prompt=tuple(tokens),
             limit=limit,
             eos=frozenset(eos),
             capacity=limit + min(policy.budget, TREE_HEADROOM),
             policy=policy,
             verifier=verifier,
-            randomness=self._new_randomness(verifier, of_seed=alone or repeats),
-            text=Detokenizer(
-                self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab), options.get("unstopped", ())
-            ),
-            stopping=StoppingText(options.criteria, tokens, new_tokens, self.target.device),
-            constraints=constraints,
-            recorder=Logprobs.asked_for(options.get("logprobs")),
-            prompt_logprobs=Logprobs.asked_for(options.get("prompt_logprobs")),
+            randomness=self._new_randomness(verifier, of_seed=alone or is_text_of_seed),
             fidelity=self.fidelity,
-            drafting=TextDrafting(
-                wanted=options.get("speculate", True),
-                temperature=float(options.get("draft_temperature", 1.0)),
-                head_watch=self.learned.head_watch if _can_test_heads(options, processors, sampling) else None,
-            ),
-            reuse_prefix=options.get("reuse_prefix", reuses),
+            speculate=options.get("speculate", True),
+            draft_temperature=float(options.get("draft_temperature", 1.0)),
+            reuse_prefix=self._reuses_prefix(prompt, options, context, is_text_of_seed=is_text_of_seed),
+            cache_salt=context.cache_salt,
+            group=object() if context.group is None else context.group,
+        )
+        tests_heads = self.learned.tests_heads and _can_test_heads(options, processors, sampling)
+        return Request(
+            task=task,
+            text=self._new_text(task, constraints, options, context),
+            drafting=TextDrafting(task, self.learned.head_watch if tests_heads else None),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
+            observer=context.observer,
+            growth_observer=context.growth_observer,
+        )
+
+    def _encode(self, prompt: Prompt | None, options: RequestOptions) -> list[int]:
+        """The token ids of a prompt, after which there is room for a text with these options."""
+        context = self.target.context
+        sanitize = options.get("sanitize_control_tokens", False)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, context, sanitize=sanitize)
+        check_room(len(tokens), options.max_new_tokens(len(tokens)), context)
+        if options.get("max_time") is not None:
+            compatibility.refuse_sharded(self.target, "max_time ends a text")
+        if options.stop and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer; give the decoder one")
+        return tokens
+
+    def _check_reuse(self, options: RequestOptions, verifier: Verifier, *, alone: bool) -> None:
+        """Refuse the option `reuse_prefix` where it would change a text's law, and log where it does little."""
+        if options.get("reuse_prefix"):
+            if alone:
+                compatibility.check_reuse(type(verifier))
+            compatibility.log_hidden_state(self.target)
+
+    def _reuses_prefix(
+        self, prompt: Prompt | None, options: RequestOptions, context: RequestContext, *, is_text_of_seed: bool
+    ) -> bool:
+        """Whether a text reuses KV rows of earlier ones: as its option says, or else as is safe and of use.
+
+        In an engine, texts reuse rows unless the engine says otherwise. Outside, rows are of use to conversations, and
+        safe for texts that depend on prompt and seed alone, as long as the target hides no state.
+        """
+        if (option := options.get("reuse_prefix")) is not None:
+            return option
+        if options.get("prompt_logprobs"):
+            return False  # they are read from passes over the prompt
+        if context.shares_prefixes is not None:
+            return context.shares_prefixes
+        return is_text_of_seed and is_conversation(prompt) and not compatibility.hides_state(self.target)
+
+    def _new_text(
+        self, task: Task, constraints: PathConstraints, options: RequestOptions, context: RequestContext
+    ) -> WrittenText:
+        """Make the text of a task, of which nothing is written."""
+        prompt = [*task.prompt]
+        vocab = self.target.vocab_size
+        criteria = options.criteria if context.stopping_criteria is None else context.stopping_criteria
+        new_tokens = task.limit - len(prompt)
+        recorder = Logprobs.asked_for(options.get("logprobs"))
+        return WrittenText(
+            task=task,
+            detokenizer=Detokenizer(
+                self.tokenizer, prompt, options.stop, options.spelled_tokens(vocab), options.get("unstopped", ())
+            ),
+            stopping=StoppingText(criteria, [*context.padding, *prompt], new_tokens, self.target.device),
+            constraints=constraints,
+            recorder=context.make_recorder(task.verifier.sampling) if context.make_recorder else recorder,
+            prompt_logprobs=Logprobs.asked_for(options.get("prompt_logprobs")),
         )
 
     def _new_verifier(self, sampling: Sampling, options: RequestOptions) -> Verifier:
@@ -524,18 +577,16 @@ class Decoder:
         return verifier(sampling)
 
     def _new_constraints(
-        self, processors: LogitsProcessorList, options: RequestOptions, eos: tuple[int, ...]
+        self,
+        processors: LogitsProcessorList,
+        options: RequestOptions,
+        eos: tuple[int, ...],
+        context: RequestContext,
     ) -> PathConstraints:
         """Make the constraints of a text: its logits processors, and its grammar if it has one."""
         grammar = options.get("grammar")
         state = grammar.new_state(self.tokenizer, self.target.vocab_size, eos) if grammar else None
-        return PathConstraints(processors, state, frozenset(eos))
-
-    def _reuses_by_default(self, prompt: Prompt | None, options: RequestOptions) -> bool:
-        """Whether a text reuses KV rows of earlier ones unless told otherwise, if its verifier allows that."""
-        if not is_conversation(prompt) or options.get("prompt_logprobs"):
-            return False
-        return not compatibility.hides_state(self.target)
+        return PathConstraints(processors, state, frozenset(eos), context.padding)
 
     def _new_randomness(self, verifier: Verifier, *, of_seed: bool) -> Randomness:
         """Make the randomness of a text: that of its seed, or else one that no other text has."""
@@ -544,15 +595,15 @@ class Decoder:
 
     def _context(self, request: Request) -> TextContext:
         """What a request's policy is told when its text begins."""
-        policy = request.policy
-        verifier = request.verifier
+        policy = request.task.policy
+        verifier = request.task.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
         costs = self.learned.costs_of(verifier, self.costs(greedy=verifier.sampling.greedy)) if weighs else None
         return TextContext(costs, self.learned.policy_state(policy, verifier))
 
     def _finish(self, request: Request) -> Generation:
-        with self.prefixes.keeping(request), self.learned.learning(request):
-            while not request.finish_reason:
+        with self.prefixes.storing(request), self.learned.learning(request):
+            while not request.text.finish_reason:
                 self.step(request)
         return request.generation()
 
@@ -564,15 +615,15 @@ class Decoder:
         return TextStream(request, self._chunks(request))
 
     def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
-        with self.prefixes.keeping(request), self.learned.learning(request):
-            while not request.finish_reason:
+        with self.prefixes.storing(request), self.learned.learning(request):
+            while not request.text.finish_reason:
                 token_count = len(request.tokens)
                 try:
                     self.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
-                yield request.chunk(token_count)
-                if request.finish_reason == "interrupted":
+                yield request.text.chunk(token_count)
+                if request.text.finish_reason == "interrupted":
                     raise KeyboardInterrupt
 
 

@@ -32,8 +32,8 @@ from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
 from drafttree.core.counts import check_count, is_token_ids
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
-from drafttree.engine.detokenizer import stop_strings
-from drafttree.engine.stop_scope import Stretch
+from drafttree.text.detokenizer import stop_strings
+from drafttree.text.stop_scope import Stretch
 
 MAX_NEW_TOKENS = 128
 """The most tokens to generate if neither the caller nor the model sets it."""
@@ -63,7 +63,7 @@ class GenerationOptions(ProcessorOptions, total=False):
             that token.
         stop_strings: transformers' name for `stop`.
         unstopped: stretches of the text in which stop strings do not apply, such as what a model thinks. Each is a
-            `drafttree.engine.stop_scope.Stretch`, which has the marks around it.
+            `drafttree.text.stop_scope.Stretch`, which has the marks around it.
         eos_token_id: token ids that end the text, instead of the decoder's.
         ignore_eos: do not stop at EOS tokens.
         max_time: maximum number of seconds, counted from the call. A text then ends with its next token; each of a list

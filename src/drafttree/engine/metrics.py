@@ -13,18 +13,42 @@ LATEST = 4096
 
 
 @dataclass(frozen=True)
-class Round:
-    """One round: for a single text, or in an engine for all running texts together.
+class _Round:
+    committed: int
+    accepted: int
+    nodes: int
+    levels: int
+    draft_passes: int
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+    batch: int = field(default=1, kw_only=True)
+
+    @property
+    def drafted(self) -> int:
+        """Drafted nodes that were verified, without the roots."""
+        return self.nodes - self.batch
+
+    @property
+    def outside_seconds(self) -> float:
+        """Time outside the passes of target and drafter."""
+        return self.seconds - self.draft_seconds - self.target_seconds
+
+
+@dataclass(frozen=True)
+class TextRound(_Round):
+    """One round of one text.
 
     Attributes:
-        committed: tokens that became part of the text or texts.
+        committed: tokens that became part of the text.
         accepted: how many of them were drafted.
-        nodes: nodes that the target scored, roots included.
+        nodes: nodes that the target scored, the root included.
         levels: drafted levels.
         draft_passes: forward passes of the drafter.
-        draft_seconds: time of these passes on their device; for an engine, all of `drafting_seconds`.
+        draft_seconds: time of these passes on their device.
         target_seconds: wall time of the target pass, until its device has finished.
         seconds: wall time of the whole round.
+        batch: 1, the number of texts.
         growth_seconds: time of the policy, of building the tree and of the drafter's own bookkeeping.
         mask_seconds: time to make ancestor masks and positions for the target.
         verify_seconds: time of the verifier, and of constraints on the text.
@@ -35,21 +59,8 @@ class Round:
         ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one that the
             drafter thinks likeliest or, in drawn trees, for the one drawn first.
         collapsed: whether it showed that drafts had become useless to its text (see `Metrics.collapsed_texts`).
-        batch: texts that a token was chosen for.
-        prefill_rows: rows of the target pass that were tokens of prompts.
-        waiting: requests in the queue.
-        expected: tokens that the controller expected to be committed; None for a single text, or without drafts.
-        reason: for an engine, why nothing or not all was drafted; None if all was.
     """
 
-    committed: int
-    accepted: int
-    nodes: int
-    levels: int
-    draft_passes: int
-    draft_seconds: float
-    target_seconds: float
-    seconds: float
     growth_seconds: float = 0.0
     mask_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -59,31 +70,46 @@ class Round:
     source: int = 0
     ranks: tuple[int, ...] = ()
     collapsed: bool = False
-    batch: int = 1
-    prefill_rows: int = 0
-    waiting: int = 0
-    expected: float | None = None
-    reason: str | None = None
-
-    @property
-    def drafted(self) -> int:
-        """Drafted nodes that were verified, without the roots; in an engine, the number k that the budget chose."""
-        return self.nodes - self.batch
-
-    @property
-    def rows(self) -> int:
-        """Rows of the target pass: roots, drafted nodes and parts of prompts."""
-        return self.nodes + self.prefill_rows
 
     @property
     def drafting_seconds(self) -> float:
         """Time of draft passes, and of growing the tree."""
         return self.draft_seconds + self.growth_seconds
 
+
+@dataclass(frozen=True)
+class EngineRound(_Round):
+    """One round of an engine, for all of its running texts together.
+
+    Attributes:
+        committed: tokens that became part of the texts.
+        accepted: how many of them were drafted.
+        nodes: nodes that the target scored, roots included.
+        levels: the most levels of a tree.
+        draft_passes: forward passes of the drafter.
+        draft_seconds: time of these passes and of growing the trees.
+        target_seconds: wall time of the target pass, until its device has finished.
+        seconds: wall time of the whole round.
+        batch: texts that a token was chosen for.
+        prefill_rows: rows of the target pass that were tokens of prompts.
+        waiting: requests in the queue.
+        expected: tokens that the controller expected to be committed; None without drafts.
+        reason: why nothing or not all was drafted; None if all was.
+    """
+
+    prefill_rows: int = 0
+    waiting: int = 0
+    expected: float | None = None
+    reason: str | None = None
+
     @property
-    def outside_seconds(self) -> float:
-        """Time outside the passes of target and drafter."""
-        return self.seconds - self.draft_seconds - self.target_seconds
+    def rows(self) -> int:
+        """Rows of the target pass: roots, drafted nodes and parts of prompts."""
+        return self.nodes + self.prefill_rows
+
+
+Round = TextRound
+"""The former name of `TextRound`."""
 
 
 @dataclass
@@ -103,7 +129,7 @@ class Metrics:
         queue_seconds: wall time in the queue of an engine, before the prompt was read; for several texts, the sum.
     """
 
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[TextRound] = field(default_factory=list)
     prefill_passes: int = 0
     prefill_seconds: float = 0.0
     reused_tokens: int = 0
@@ -135,23 +161,23 @@ class Metrics:
             total.is_mixed |= metrics.is_mixed
         return total
 
-    def record(self, turn: Round, seconds: float) -> None:
+    def record(self, text_round: TextRound, seconds: float) -> None:
         """Add a round.
 
         Args:
-            turn: the round.
+            text_round: the round.
             seconds: wall time since the last round or since the start, this round included.
         """
-        self.rounds.append(turn)
+        self.rounds.append(text_round)
         self.seconds += seconds
         if not self.first_token_seconds:
             self.first_token_seconds.append(seconds)
-            self.prefill_seconds = seconds - self.queue_seconds - turn.seconds
+            self.prefill_seconds = seconds - self.queue_seconds - text_round.seconds
 
     @property
     def tokens(self) -> int:
         """Committed tokens."""
-        return sum(turn.committed for turn in self.rounds)
+        return sum(text_round.committed for text_round in self.rounds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -182,7 +208,11 @@ class Metrics:
     @property
     def lookup_rounds(self) -> int:
         """Rounds drafted by lookup, for a drafter that mixes it with a model."""
-        return sum(bool(turn.widths) and turn.source == 0 for turn in self.rounds) if self.is_mixed else 0
+        return (
+            sum(bool(text_round.widths) and text_round.source == 0 for text_round in self.rounds)
+            if self.is_mixed
+            else 0
+        )
 
     @property
     def collapsed_texts(self) -> int:
@@ -190,7 +220,7 @@ class Metrics:
 
         A warning was logged for each of them.
         """
-        return sum(turn.collapsed for turn in self.rounds)
+        return sum(text_round.collapsed for text_round in self.rounds)
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -205,40 +235,46 @@ class Metrics:
     @property
     def mean_path_length(self) -> float:
         """Accepted drafted tokens per round, without the bonus token."""
-        return ratio(sum(turn.accepted for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.accepted for text_round in self.rounds), len(self.rounds))
 
     @property
     def draft_efficiency(self) -> float:
         """delta: draft passes per round."""
-        return ratio(sum(turn.draft_passes for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.draft_passes for text_round in self.rounds), len(self.rounds))
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted drafted tokens per drafted token."""
-        return ratio(sum(turn.accepted for turn in self.rounds), sum(turn.nodes - 1 for turn in self.rounds))
+        return ratio(
+            sum(text_round.accepted for text_round in self.rounds),
+            sum(text_round.nodes - 1 for text_round in self.rounds),
+        )
 
     @property
     def level_acceptance(self) -> float:
         """Accepted drafted tokens per drafted level."""
-        return ratio(sum(turn.accepted for turn in self.rounds), sum(turn.levels for turn in self.rounds))
+        return ratio(
+            sum(text_round.accepted for text_round in self.rounds), sum(text_round.levels for text_round in self.rounds)
+        )
 
     @property
     def mean_nodes(self) -> float:
         """Nodes scored per target pass, the root included."""
-        return ratio(sum(turn.nodes for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.nodes for text_round in self.rounds), len(self.rounds))
 
     @property
     def mean_levels(self) -> float:
         """Drafted levels per round, the longest path that can be accepted."""
-        return ratio(sum(turn.levels for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.levels for text_round in self.rounds), len(self.rounds))
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Per level, the share of rounds with an accepted token on it, among rounds that drafted it."""
-        max_levels = max((turn.levels for turn in self.rounds), default=0)
+        max_levels = max((text_round.levels for text_round in self.rounds), default=0)
         return [
             ratio(
-                sum(turn.accepted >= level for turn in self.rounds), sum(turn.levels >= level for turn in self.rounds)
+                sum(text_round.accepted >= level for text_round in self.rounds),
+                sum(text_round.levels >= level for text_round in self.rounds),
             )
             for level in range(1, max_levels + 1)
         ]
@@ -246,17 +282,20 @@ class Metrics:
     @property
     def target_pass(self) -> float:
         """Mean seconds per target pass."""
-        return ratio(sum(turn.target_seconds for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.target_seconds for text_round in self.rounds), len(self.rounds))
 
     @property
     def draft_pass(self) -> float:
         """Mean seconds per draft pass."""
-        return ratio(sum(turn.draft_seconds for turn in self.rounds), sum(turn.draft_passes for turn in self.rounds))
+        return ratio(
+            sum(text_round.draft_seconds for text_round in self.rounds),
+            sum(text_round.draft_passes for text_round in self.rounds),
+        )
 
     @property
     def overhead(self) -> float:
         """Mean seconds per round outside the passes of both models."""
-        return ratio(sum(turn.outside_seconds for turn in self.rounds), len(self.rounds))
+        return ratio(sum(text_round.outside_seconds for text_round in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
         """The figures by name, for printing and JSON."""
@@ -334,32 +373,32 @@ class EngineMetrics:
     predicted_gain: float | None = None
     measured_gain: float | None = None
     drafting_off: str | None = None
-    _rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=LATEST), repr=False)
+    _rounds: deque[EngineRound] = field(default_factory=lambda: deque(maxlen=LATEST), repr=False)
 
     @property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[EngineRound]:
         """A copy of the latest rounds."""
         return list(self._rounds)
 
     @property
-    def latest(self) -> Round | None:
+    def latest(self) -> EngineRound | None:
         """The latest finished round."""
         return self._rounds[-1] if self._rounds else None
 
-    def record(self, turn: Round) -> None:
+    def record(self, engine_round: EngineRound) -> None:
         """Count a finished round."""
-        self._rounds.append(turn)
-        self.drafted += turn.drafted
-        self.drafting_off = turn.reason
+        self._rounds.append(engine_round)
+        self.drafted += engine_round.drafted
+        self.drafting_off = engine_round.reason
 
-    def count(self, turn: Round) -> None:
+    def count(self, text_round: TextRound) -> None:
         """Count the tokens that a round committed for one request, before its reader sees them."""
-        self.tokens += turn.committed
-        self.drafts += turn.nodes > 1
-        self.accepted += turn.accepted
-        self.collapsed_texts += turn.collapsed
-        self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))
-        for level in range(turn.accepted):
+        self.tokens += text_round.committed
+        self.drafts += text_round.nodes > 1
+        self.accepted += text_round.accepted
+        self.collapsed_texts += text_round.collapsed
+        self.accepted_by_position += [0] * (text_round.accepted - len(self.accepted_by_position))
+        for level in range(text_round.accepted):
             self.accepted_by_position[level] += 1
 
 

@@ -25,7 +25,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,11 +45,11 @@ class ReadText:
     """A text whose rows may be copied by texts that begin with the same tokens.
 
     Attributes:
-        salt: only requests with an equal `Request.cache_salt` may copy the rows.
+        salt: only requests with an equal `Task.cache_salt` may copy the rows.
         ids: the tokens that have rows, as bytes.
         cache: the target's rows.
-        draft: given a number of tokens, returns what the drafter's session keeps of at most so many first ones, for
-            `Session.resume`; None if it keeps nothing.
+        draft: given a number of tokens, returns the drafter's snapshot of at most so many first ones, for
+            `Session.restore`; None if it has none.
     """
 
     salt: Hashable | None
@@ -61,6 +61,26 @@ class ReadText:
     def tokens(self) -> list[int]:
         """The tokens that have rows."""
         return array("i", self.ids).tolist()
+
+
+class Restored(NamedTuple):
+    """What a request has taken over from other texts.
+
+    Attributes:
+        tokens: the number of first tokens of its prompt that need not be read.
+    """
+
+    tokens: int
+
+
+class WaitsForPrefix(NamedTuple):
+    """What a request waits for instead of beginning.
+
+    Attributes:
+        tokens: the number of first tokens of its prompt that another request is reading.
+    """
+
+    tokens: int
 
 
 class KeptTextsObserver(Protocol):
@@ -121,7 +141,9 @@ class PrefixCache:
             while self.tokens > tokens:
                 self._forget(self._texts[0])
 
-    def restore(self, request: Request, *, reads_hidden: bool, running: Sequence[Request] = ()) -> None:
+    def restore(
+        self, request: Request, *, reads_hidden: bool, running: Sequence[Request] = ()
+    ) -> Restored | WaitsForPrefix:
         """Copy to a request the rows of the longest beginning of its prompt that another text has.
 
         If another request is reading so much more of that prompt that waiting pays, nothing is copied, and the request
@@ -135,43 +157,62 @@ class PrefixCache:
         """
         ids = array("i", request.tokens).tobytes()
         cache = request.cache
-        salt = request.cache_salt
-        block = 1 if request.cache_salt is None else BLOCK
-        running = [peer for peer in running if peer.cache_salt == salt and cache.can_resume(peer.cache)]
+        salt = request.task.cache_salt
+        block = 1 if salt is None else BLOCK
+        peers = [peer for peer in running if peer.task.cache_salt == salt and cache.can_copy_from(peer.cache)]
         with self._lock:
-            for stale_text in [text for text in self._texts if text.cache.layout is not cache.layout]:
-                self._forget(stale_text)  # its rows are of other weights
-            texts = [text for text in reversed(self._texts) if text.salt == salt and cache.can_resume(text.cache)]
-            texts += [_running_text(peer, reads_hidden=reads_hidden) for peer in running]
-            useful_requests = [peer for peer in running if peer.drafting.session or not reads_hidden]
-            if _is_being_read(ids, [peer for peer in useful_requests if peer.unread], texts, block):
-                return
-            request.ids = ids
-            while texts:
-                text, shared_tokens = _longest(texts, ids)
-                rows = min(shared_tokens, len(request.tokens) - 1)
-                if reads_hidden:
-                    rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
-                rows -= rows % block
-                if rows <= 0:
-                    return
-                if reused_tokens := _take(request, text, rows, reads_hidden=reads_hidden):
-                    if not request.metrics.rounds:
-                        request.metrics.reused_tokens = reused_tokens
-                    if text in self._texts:
-                        self._texts.remove(text)
-                        self._texts.append(text)
-                    return
-                texts.remove(text)
+            self._forget_stale(cache)
+            texts = [text for text in reversed(self._texts) if text.salt == salt and cache.can_copy_from(text.cache)]
+            texts += [_running_text(peer, reads_hidden=reads_hidden) for peer in peers]
+            reading_peers = [peer for peer in peers if peer.unread and (peer.drafting.session or not reads_hidden)]
+            if awaited_tokens := _being_read(ids, reading_peers, texts, block):
+                return WaitsForPrefix(awaited_tokens)
+            request.share(ids)
+            restored_tokens = self._copy_longest(request, texts, block, reads_hidden=reads_hidden)
+        if restored_tokens and not request.metrics.rounds:
+            request.metrics.reused_tokens = restored_tokens
+        return Restored(restored_tokens)
 
-    def keep(self, request: Request) -> None:
+    def _forget_stale(self, cache: TreeCache) -> None:
+        """Drop the texts whose rows are of other weights than those of a cache."""
+        for stale_text in [text for text in self._texts if text.cache.layout is not cache.layout]:
+            self._forget(stale_text)
+
+    def _copy_longest(self, request: Request, texts: list[ReadText], block: int, *, reads_hidden: bool) -> int:
+        """Copy the rows of the text that shares most tokens with a request, and return how many were copied.
+
+        Where the drafter takes over nothing of a text, the text that shares the next most is tried.
+
+        Args:
+            request: as for `restore`.
+            texts: texts whose rows may be copied.
+            block: tokens that are shared only together.
+            reads_hidden: as for `restore`.
+        """
+        while texts:
+            text, shared_tokens = _longest(texts, request.shared_prefix)
+            rows = min(shared_tokens, len(request.tokens) - 1)
+            if reads_hidden:
+                rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
+            rows -= rows % block
+            if rows <= 0:
+                break
+            if restored_tokens := _copy_rows(request, text, rows, reads_hidden=reads_hidden):
+                if text in self._texts:
+                    self._texts.remove(text)
+                    self._texts.append(text)
+                return restored_tokens
+            texts.remove(text)
+        return 0
+
+    def store(self, request: Request) -> None:
         """Keep the text of a request if it has begun and wants that, and drop kept texts that it makes useless.
 
         These are the beginnings of the new text, unless the drafter has kept something for them and not for it.
         """
-        salt = request.cache_salt
-        if not (request.reuse_prefix and request.metrics.rounds) or (salt is not None and salt is request.group):
+        if not (request.task.kept_after_end and request.metrics.rounds):
             return
+        salt = request.task.cache_salt
         row_count = len(request.tokens) - 1
         with self._lock:
             cache = request.cache.copy_rows(row_count if self.max_tokens is None else min(row_count, self.max_tokens))
@@ -180,7 +221,7 @@ class PrefixCache:
             session = request.drafting.catch_up() if request.drafting.reads_prompt else None
             if session:
                 session.read_rest()
-            draft = session.keep(cache.length) if session else None
+            draft = session.snapshot(cache.length) if session else None
             tokens = request.tokens[: cache.length]
             text = ReadText(salt, array("i", tokens).tobytes(), cache, None if draft is None else lambda _: draft)
             of_salt = [kept_text for kept_text in self._texts if kept_text.salt == salt]
@@ -199,14 +240,14 @@ class PrefixCache:
                 self.shrink(self.max_tokens)
 
     @contextmanager
-    def keeping(self, request: Request) -> Iterator[None]:
+    def storing(self, request: Request) -> Iterator[None]:
         """Context manager: keep a text on exit, even after Ctrl-C or an abandoned stream, but not after an error."""
         try:
             yield
         except (KeyboardInterrupt, GeneratorExit):
-            self.keep(request)
+            self.store(request)
             raise
-        self.keep(request)
+        self.store(request)
 
     def _forget(self, text: ReadText) -> None:
         self._texts.remove(text)
@@ -222,26 +263,34 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
     def draft(tokens: int) -> object:
         with drafting.failing_softly():
             session = drafting.catch_up() if reads_hidden else drafting.session
-            return session and session.keep(tokens)
+            return session and session.snapshot(tokens)
 
-    return ReadText(request.cache_salt, request.ids[: request.cache.length * WIDTH], request.cache, draft)
+    return ReadText(
+        request.task.cache_salt, request.shared_prefix[: request.cache.length * WIDTH], request.cache, draft
+    )
 
 
-def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText], block: int) -> bool:
-    """Whether other requests are reading so much more of a prompt than `texts` have of it that waiting pays."""
-    shared_tokens = max((_shared(request.ids, ids) for request in reading), default=0)
+def _being_read(ids: bytes, peers: list[Request], texts: list[ReadText], block: int) -> int:
+    """The number of first tokens of a prompt that other requests are reading, if waiting for them pays; else 0.
+
+    It pays if `texts` have so much less of the prompt.
+    """
+    shared_tokens = max((_shared(peer.shared_prefix, ids) for peer in peers), default=0)
     shared_tokens -= shared_tokens % block
     needed_prefix = ids[: (shared_tokens - LEAST_GAIN + 1) * WIDTH]
-    return shared_tokens >= LEAST_GAIN and not any(text.ids.startswith(needed_prefix) for text in texts)
+    pays = shared_tokens >= LEAST_GAIN and not any(text.ids.startswith(needed_prefix) for text in texts)
+    return shared_tokens if pays else 0
 
 
 def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
     """The first of the texts that share the longest beginning with `ids`, and its length in tokens."""
-    longest_text, shared_tokens = texts[0], 0
+    longest_text = texts[0]
+    shared_tokens = 0
     longer_prefix = ids[:WIDTH]
     for text in texts:
         if text.ids.startswith(longer_prefix):
-            longest_text, shared_tokens = text, _shared(text.ids, ids)
+            longest_text = text
+            shared_tokens = _shared(text.ids, ids)
             if shared_tokens * WIDTH == len(ids):
                 break
             longer_prefix = ids[: (shared_tokens + 1) * WIDTH]
@@ -255,10 +304,10 @@ def _shared(one: bytes, other: bytes) -> int:
     return int(mismatches.argmax()) if mismatches.any() else size
 
 
-def _take(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) -> int:
+def _copy_rows(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) -> int:
     """Copy at most `rows` rows of a text to a request, and return how many were copied."""
-    resumed_tokens = 0
+    restored_tokens = 0
     if session := request.drafting.session:
         with request.drafting.failing_softly():
-            resumed_tokens = session.resume(text.draft and text.draft(rows), rows)
-    return request.cache.resume(text.cache, resumed_tokens if reads_hidden else rows)
+            restored_tokens = session.restore(text.draft and text.draft(rows), rows)
+    return request.cache.copy_from(text.cache, restored_tokens if reads_hidden else rows)

@@ -21,11 +21,11 @@ from drafttree.core.tree import FORCED, DraftTree, Verdict
 from drafttree.core.vocab_ops import best_tokens
 from drafttree.drafters.base import Drafter, Session
 from drafttree.drafters.timing import PassTimer
+from drafttree.engine.drafting.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.engine.memory import kept_tokens
-from drafttree.engine.metrics import Round
-from drafttree.engine.prefixes import PrefixCache
+from drafttree.engine.metrics import TextRound
+from drafttree.engine.prefixes import PrefixCache, Restored, WaitsForPrefix
 from drafttree.engine.request import Request
-from drafttree.engine.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.segment import causal, join
@@ -101,12 +101,12 @@ class Advance(NamedTuple):
     """A round that was run.
 
     Attributes:
-        turns: for every request what its round cost, or why it failed; the others have gone on.
+        rounds: for every request what its round cost, or why it failed; the others have gone on.
         drafts: what was drafted for them.
         clock: when its parts ended.
     """
 
-    turns: list[Round | Exception]
+    rounds: list[TextRound | Exception]
     drafts: Drafts
     clock: RoundClock
 
@@ -140,37 +140,34 @@ class RoundLoop:
         self.drafter = drafter
         self.prefixes = prefixes
         self._context = context
-        self.trees = TreeDrafter(target, drafter, prefixes)
+        self.trees = TreeDrafter(target, drafter, prefixes.clear)
         self.reads_at_once = target.device.type != "cpu"
         self._hidden_layers = drafter.hidden_layers if drafter else ()
 
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
-        request.cache = self.target.new_cache(request.capacity)
+        request.open(self.target.new_cache(request.task.capacity))
         drafting = request.drafting
         drafting.close()
-        if drafting.wanted and self.drafter:
+        if request.task.speculate and self.drafter:
             with drafting.failing_softly():
                 drafting.start(self._start_draft(self.drafter, request))
                 request.metrics.is_mixed = drafting.session is not None and drafting.session.mixes
         if drafting.context is None:
-            drafting.context = self._context(request)
-            drafting.state = request.policy.init_state(drafting.context) if drafting.session else None
+            drafting.begin(self._context(request))
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
-        request.cache = self.target.new_cache(1)
-        request.ids = b""
-        request.drafting.close()
+        request.close(self.target.new_cache(1))
 
     def _start_draft(self, drafter: Drafter, request: Request) -> Session:
-        session = drafter.start([*request.tokens], request.capacity)
+        session = drafter.start([*request.tokens], request.task.capacity)
         if not isinstance(session, Session):
             raise ConfigError(
                 f"{type(drafter).__name__}.start returns {type(session).__name__}; derive it from "
                 "drafttree.drafters.Session (see docs/writing.md)"
             )
-        for name in ("root", "expand"):
+        for name in ("draft_root", "draft_level"):
             asks_drafter = getattr(getattr(session, name), "__func__", None) is getattr(Session, name)
             if asks_drafter and not hasattr(session.drafter, name):
                 raise ConfigError(
@@ -180,39 +177,42 @@ class RoundLoop:
         return session
 
     @in_inference_mode
-    def begin(self, request: Request, *, batch: int = 1, running: Sequence[Request] = ()) -> None:
+    def begin(self, request: Request, *, batch: int = 1, running: Sequence[Request] = ()) -> Restored | WaitsForPrefix:
         """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
 
-        The request waits, and is to begin later, where another one is reading the beginning of its prompt.
         Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
 
         Args:
             request: a request that is open.
             batch: texts that are written at once.
             running: as for `PrefixCache.restore`.
+
+        Returns:
+            What was taken over. If the request waits for another one that is reading the beginning of its prompt, it
+            has not begun, and is to begin later.
         """
         request.cache.long_rope = is_long(request, self.target)
-        drafting = request.drafting
-        if request.reuse_prefix:
+        restored = Restored(0)
+        if request.task.reuse_prefix:
             if self.prefixes.max_tokens is None:
                 self.prefixes.max_tokens = kept_tokens(self.target)
-            reads_hidden = bool(self._hidden_layers) and drafting.session is not None
-            self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
-            if request.waits:
-                return
-        drafting.reads_prompt = drafting.session is not None and self.trees.max_levels(request) > 0
-        wants = drafting.session is None or request.policy.wants_draft(drafting.state, drafting.session)
-        drafting.rest(drafting.controller.rests(batch) or not wants)
+            reads_hidden = bool(self._hidden_layers) and request.drafting.session is not None
+            restored = self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
+            if isinstance(restored, WaitsForPrefix):
+                return restored
+        request.drafting.begin_prompt(reads=self.trees.max_levels(request) > 0, batch=batch)
         if request.cache.recurrent:
             self._read_whole(request)
+        return restored
 
     def _read_whole(self, request: Request) -> None:
         """Read the whole prompt, its last token included, which is the root of the first tree."""
         unread = request.tokens[request.cache.length :]
-        reader = request.prompt_reader(request.cache.length)
-        request.metrics.prefill_passes, hidden_states, request.root_output = prefill_and_score(
+        reader = request.text.prompt_reader(request.cache.length)
+        request.metrics.prefill_passes, hidden_states, root_output = prefill_and_score(
             self.target, request.cache, unread, self._hidden_layers, read=reader
         )
+        request.keep_root_output(root_output)
         request.drafting.prefill(hidden_states, len(request.tokens) - 1)
 
     def read_prompt(self, request: Request) -> None:
@@ -265,7 +265,7 @@ class RoundLoop:
                 segments.append(tree_segment(request.cache, tree))
         for prompt_part in parts:
             # Of a prompt no logits are wanted, unless its log-probabilities are.
-            logit_rows = slice(None) if prompt_part.request.prompt_logprobs else slice(0, 0)
+            logit_rows = slice(None) if prompt_part.request.text.prompt_logprobs else slice(0, 0)
             text = Segment.of_text(prompt_part.request.cache, prompt_part.tokens)
             segments.append(text._replace(wanted=logit_rows))
         clock.lap("masks")
@@ -286,7 +286,7 @@ class RoundLoop:
         """Keep the rows of a part of a prompt, and let the drafter read it."""
         request = part.request
         drafting = part.request.drafting
-        if reader := request.prompt_reader(part.begin):
+        if reader := request.text.prompt_reader(part.begin):
             reader(output.logits[0])
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
@@ -301,7 +301,7 @@ class RoundLoop:
         greedy_indices = [
             request_index
             for request_index, request in enumerate(requests)
-            if type(request.verifier).verify is Greedy.verify and not request.constraints
+            if type(request.task.verifier).verify is Greedy.verify and not request.text.constraints
         ]
         if not greedy_indices:
             return best_by_request
@@ -313,7 +313,7 @@ class RoundLoop:
 
     def _settle(
         self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None, clock: RoundClock
-    ) -> Round | Exception:
+    ) -> TextRound | Exception:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
         try:
             clock.lap("others")
@@ -325,13 +325,13 @@ class RoundLoop:
             collapsed = self._watch(request, judged)  # reads the text as it was before this round
             committed = request.commit(judged.tokens, judged.accepted)
             clock.lap("text")
-            if request.recorder:
+            if request.text.recorder:
                 rows = judged.path[:committed]
-                request.recorder.add(output.logits[0][rows], judged.logits[rows], request.tokens[-committed:])
-            turn = turn_of(request, tree, judged.path, committed, clock, collapsed=collapsed)
+                request.text.recorder.add(output.logits[0][rows], judged.logits[rows], request.tokens[-committed:])
+            text_round = text_round_of(request, tree, judged.path, committed, clock, collapsed=collapsed)
             if request.observer:
-                request.observer.settled(request, tree, judged.logits, judged.verdict, turn)
-            return turn
+                request.observer.settled(request, tree, judged.logits, judged.verdict, text_round)
+            return text_round
         except Exception as error:
             return error
 
@@ -339,15 +339,16 @@ class RoundLoop:
         """The verdict on a scored tree, after the request's constraints."""
         logits = output.logits[0]
         missing_nodes = set[int]()
-        if request.constraints:
-            logits, missing_nodes = request.constraints.score(request.tokens, tree, logits)
+        if request.text.constraints:
+            logits, missing_nodes = request.text.constraints.score(request.tokens, tree, logits)
         if best:
             verdict = walk(tree, best)
         else:
-            is_read_later = bool(request.recorder or request.observer)
+            is_read_later = bool(request.text.recorder or request.observer)
             verifier_logits = logits.clone() if is_read_later else logits  # a verifier may write to them
-            verdict = request.verifier.verify(tree, verifier_logits, request.randomness.at(len(request.tokens) - 1))
-        verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
+            randomness = request.task.randomness.at(len(request.tokens) - 1)
+            verdict = request.task.verifier.verify(tree, verifier_logits, randomness)
+        verdict = check_verdict(request.task.verifier, tree, verdict, self.target.vocab_size)
         return JudgedTree(tree, _before_missing(verdict, tree, missing_nodes), logits)
 
     def _commit(self, request: Request, judged: "JudgedTree", output: Output) -> None:
@@ -361,14 +362,14 @@ class RoundLoop:
         drafting.rest(not tree.widths)
         drafting.commit(judged.tokens, output.hidden, path)
         if tree.size > 1:
-            drafting.controller.accept(request.kind(tree.source), tree, path)
-        if tree.source != FORCED and request.policy.learns:
-            drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
+            drafting.controller.accept(request.task.draft_kind(tree.source), tree, path)
+        if tree.source != FORCED and request.task.policy.learns:
+            drafting.observe(RoundOutcome(tree, tuple(path)))
 
     def _watch(self, request: Request, judged: "JudgedTree") -> bool:
         """Whether the drafts have collapsed; a head that is tested is compared with what the target has chosen."""
         drafting = request.drafting
-        context = self.drafter.context if self.drafter and request.remaining > 1 else None
+        context = self.drafter.context if self.drafter and request.text.remaining > 1 else None
         collapsed = drafting.has_collapsed(request.tokens, judged.tree, accepted=judged.accepted > 0, context=context)
         if drafting.claim:
             drafting.check_head(request.tokens, judged.tokens[0], self.drafter)
@@ -404,14 +405,14 @@ class JudgedTree(NamedTuple):
         return [*(self.tree.tokens[node] for node in self.path[1:]), self.verdict.bonus]
 
 
-def turn_of(
+def text_round_of(
     request: Request, tree: DraftTree, path: Sequence[int], committed: int, clock: RoundClock, *, collapsed: bool
-) -> Round:
+) -> TextRound:
     """What a round was for one text, which has just taken note of its tokens."""
     draft_seconds, draft_passes = request.drafting.read_costs()
     accepted = min(committed, len(path) - 1)
     seconds = clock.seconds
-    return Round(
+    return TextRound(
         committed=committed,
         accepted=accepted,
         nodes=tree.size,

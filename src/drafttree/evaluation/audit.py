@@ -16,7 +16,7 @@ from torch import Tensor
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.engine.request import Request
 from drafttree.evaluation.biased_numbers import BiasedNumbers
 from drafttree.evaluation.evidence import ACCEPTANCE, BEFORE, BESIDE, BIAS, FIRST_PLACE, LATER_PLACE, Evidence
@@ -67,13 +67,15 @@ class Audit:
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         """Do nothing; `settled` sees the tree that was verified."""
 
-    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+    def settled(
+        self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
+    ) -> None:
         """Settle the bets on a round's tokens; see `RoundObserver`."""
-        verifier = request.verifier
+        verifier = request.task.verifier
         if verifier.sampling.greedy:
             return
-        nodes = verdict.path[: turn.committed]
-        tokens = request.tokens[-turn.committed :]
+        nodes = verdict.path[: text_round.committed]
+        tokens = request.tokens[-text_round.committed :]
         # Like the verifier's own rows, and in its precision: another precision can move the edge of a truncation.
         rows = verifier.sampling.process(logits[nodes]).double().softmax(-1)
         text_places = self._places_of(request)
@@ -86,7 +88,7 @@ class Audit:
             outcome = 1 - 2 * self._place(row, token)
             self.evidence.count_token(possible=bool(row[token] > 0))
             self.evidence.bet(LATER_PLACE if depth and not shows_numbers else FIRST_PLACE, outcome)
-            self._bet_on_likeness(text_places, len(request.tokens) - turn.committed + depth, outcome)
+            self._bet_on_likeness(text_places, len(request.tokens) - text_round.committed + depth, outcome)
             text_places.outcomes.append(outcome)
 
     def _bet_on_acceptance(self, row: Tensor, token: int, favoured: Tensor) -> None:
@@ -105,7 +107,7 @@ class Audit:
     def _places_of(self, request: Request) -> TextPlaces:
         if request not in self._places:
             neighbour = self._latest._replace(beside=None) if self._latest else None  # no chain of all texts ever
-            self._latest = self._places[request] = TextPlaces(request.prompt_length, [], neighbour)
+            self._latest = self._places[request] = TextPlaces(len(request.task.prompt), [], neighbour)
         return self._places[request]
 
     def _place(self, row: Tensor, token: int) -> float:

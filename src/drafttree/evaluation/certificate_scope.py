@@ -30,13 +30,15 @@ SCOPES = (
         (
             *(
                 "engine/round_loop",
-                "engine/tree_drafter",
-                "engine/tree_growth",
+                "engine/drafting/tree_drafter",
+                "engine/drafting/tree_growth",
                 "engine/request",
-                "engine/text_drafting",
+                "engine/task",
+                "engine/written_text",
+                "engine/drafting/text_drafting",
             ),
             *("engine/decoder", "engine/generation", "engine/generation_options", "engine/compatibility"),
-            *("engine/detokenizer", "engine/stop_scope", "engine/metrics", "engine/prompt", "engine/chat"),
+            *("text/detokenizer", "text/stop_scope", "engine/metrics", "text/prompt", "text/chat"),
         ),
     ),
     Scope(
@@ -44,7 +46,8 @@ SCOPES = (
         "engines: seeds, admission, budgets, publishing",
         "two and three texts at once and one behind the other; rounds are stepped, so threads are left out",
         (
-            *("engine/batching/engine", "engine/batching/handle", "engine/batching/loop", "engine/batching/scheduler"),
+            *("engine/batching/engine", "engine/batching/handle", "engine/batching/loop"),
+            *("engine/batching/scheduler", "engine/batching/seat"),
             *("engine/memory", "engine/target_lock"),
         ),
     ),
@@ -54,7 +57,12 @@ SCOPES = (
         "texts by given costs, with pauses, behind kept rows and behind a text of the same seed",
         (
             *("engine/drafting/acceptance", "engine/drafting/controller", "engine/drafting/prices"),
-            *("engine/drafting/value", "engine/learned_state", "engine/acceptance_watch", "engine/prefixes"),
+            *(
+                "engine/drafting/value",
+                "engine/drafting/learned_state",
+                "engine/drafting/acceptance_watch",
+                "engine/prefixes",
+            ),
         ),
     ),
     Scope(
@@ -94,7 +102,7 @@ SCOPES = (
         SAMPLED,
         "weights that are packed",
         "texts of one small model behind six edits, as transformers writes them",
-        ("models/native/packed_model", "models/module/fingerprint"),
+        ("models/native/packed_model", "models/module/fingerprint", "models/module/contents"),
     ),
     Scope(
         LEFT_OUT,
@@ -122,12 +130,15 @@ SCOPES = (
     ),
     Scope(
         LEFT_OUT,
-        "prompts: control tokens, lengths",
-        "they come before the text; tests/engine",
-        ("engine/control_tokens", "engine/prompt_length"),
+        "prompts: control tokens, lengths; drafters' vocabularies",
+        "they come before the text, or draw nothing; tests/text",
+        ("text/control_tokens", "text/prompt_length", "text/vocabulary_map"),
     ),
 )
-"""All files of `engine/`, `constraints/` and `verifiers/`, each once. Drafters draw nothing: `tree_growth` does."""
+"""All files of `engine/`, `text/`, `constraints/` and `verifiers/`, each once.
+
+Drafters draw nothing: `tree_growth` does.
+"""
 
 
 def left_out() -> str:

@@ -103,7 +103,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         options["seed"] = random_seed()
     request = decoder.new_request(prompt, **options)
     ids = request.tokens
-    length = request.remaining
+    length = request.text.remaining
 
     def by(write: Way, tokens: int) -> Any:
         return write(ids, **{**options, "max_new_tokens": tokens})
@@ -129,8 +129,8 @@ def judge_texts(
     """Compare texts of one prompt that were all written with these options."""
     request = decoder.new_request(prompt, **options)
     ids = request.tokens
-    greedy = request.verifier.sampling.greedy
-    seeded = compatibility.is_text_of_seed(type(request.verifier))
+    greedy = request.task.verifier.sampling.greedy
+    seeded = compatibility.is_text_of_seed(type(request.task.verifier))
 
     def difference(expected: Generation | ReferenceRun) -> Difference | None:
         return find_difference(decoder, ids, expected.tokens, speculative.tokens, **options)

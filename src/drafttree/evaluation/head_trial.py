@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.acceptance_watch import BEST
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.acceptance_watch import BEST
 from drafttree.loading.inspect import Inspection
 from drafttree.measure.prompt_sets import shipped_prompts
 from drafttree.policies import Chain

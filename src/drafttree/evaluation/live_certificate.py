@@ -241,7 +241,7 @@ class _GroupWriter:
         audit = Audit(derived_seed(self.first_seed, f"places {group}") % 2**63)
         start = time.perf_counter()
         generations = self._generations(range(group * size, group * size + count), audit)
-        rounds = [turn.nodes > 1 for generation in generations for turn in generation.metrics.rounds]
+        rounds = [text_round.nodes > 1 for generation in generations for text_round in generation.metrics.rounds]
         return WrittenTexts(audit.evidence, count, len(rounds), sum(rounds), time.perf_counter() - start)
 
     def _generations(self, numbers: Sequence[int], audit: Audit) -> list[Generation]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import Proposal
-from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.drafting.learned_state import LearnedState
 
 SEEDS = 3_000
 CELLS = 4
@@ -82,17 +82,20 @@ ELSEWHERE = ("accept", "bonus", "level 1, sibling 1", "noise")
 
 def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
     flat_weights = torch.ones(COLUMNS, dtype=torch.float64, device="cpu")
-    turn = text.at(position)
-    numbers = {"accept": _accepted_at(turn.accept), "accept again": _accepted_at(turn.accept)}
-    numbers |= {"bonus": turn.draw(flat_weights) / COLUMNS, "bonus again": turn.draw(flat_weights) / COLUMNS}
+    position_numbers = text.at(position)
+    numbers = {"accept": _accepted_at(position_numbers.accept), "accept again": _accepted_at(position_numbers.accept)}
+    numbers |= {
+        "bonus": position_numbers.draw(flat_weights) / COLUMNS,
+        "bonus again": position_numbers.draw(flat_weights) / COLUMNS,
+    }
     counts = torch.tensor([2, 2], device="cpu")
     for level in (1, 2):
         rows = flat_weights.expand(2, -1) / COLUMNS
-        tokens, _ = turn.children(rows.clone(), counts, 2, Proposal.WITH_REPLACEMENT, level)
+        tokens, _ = position_numbers.children(rows.clone(), counts, 2, Proposal.WITH_REPLACEMENT, level)
         numbers |= {f"level {level}, sibling {sibling + 1}": float(tokens[0, sibling]) / COLUMNS for sibling in (0, 1)}
         numbers[f"level {level}, other node"] = float(tokens[1, 0]) / COLUMNS
-    numbers["noise"], numbers["noise, next token"] = _uniform_of_noise(turn.gumbel(1)[:2])
-    (numbers["noise, next depth"],) = _uniform_of_noise(turn.gumbel(2)[:1])
+    numbers["noise"], numbers["noise, next token"] = _uniform_of_noise(position_numbers.gumbel(1)[:2])
+    (numbers["noise, next depth"],) = _uniform_of_noise(position_numbers.gumbel(2)[:1])
     return numbers
 
 

@@ -220,7 +220,7 @@ class _Tally:
         length = 0
         mean_counts = list[float]()
         for generation in generations:
-            accepted_counts = [turn.accepted for turn in generation.metrics.rounds[self._earlier :]]
+            accepted_counts = [text_round.accepted for text_round in generation.metrics.rounds[self._earlier :]]
             length += sum(accepted_counts)
             mean_counts.append(sum(accepted_counts) / len(accepted_counts))
         self.probabilities[text] = self.probabilities.get(text, 0.0) + weight

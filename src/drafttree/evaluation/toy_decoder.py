@@ -9,16 +9,16 @@ from torch import Tensor
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.batching import Engine
 from drafttree.engine.batching.engine import EngineThread
 from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.controller import SHORTEST, Controller
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.learned_state import LearnedState
-from drafttree.engine.metrics import Round
-from drafttree.engine.request import Request
+from drafttree.engine.metrics import TextRound
+from drafttree.engine.request import Request, RequestContext
 from drafttree.evaluation.scripted_random import ScriptedRandom
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
 from drafttree.policies.base import TreePolicy
@@ -152,16 +152,18 @@ class ToyDecoder(Decoder):
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         """Do nothing; `settled` sees the tree that was verified."""
 
-    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+    def settled(
+        self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
+    ) -> None:
         """Record how far a round goes; see `RoundObserver`."""
         rounds = len(request.metrics.rounds) + 1
-        position = len(request.tokens) - turn.committed - 1
+        position = len(request.tokens) - text_round.committed - 1
         self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
 
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
         """Write some rounds of a text, which has room for more."""
-        request = self.new_request(prompt, max_new_tokens=(count + 1) * (self.levels + 1), **options)
-        request.observer = self
+        new_tokens = (count + 1) * (self.levels + 1)
+        request = self.new_request(prompt, RequestContext(observer=self), max_new_tokens=new_tokens, **options)
         for _ in range(count):
             self.step(request)
         return request

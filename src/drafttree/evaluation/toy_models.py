@@ -176,10 +176,10 @@ class TabularSession(Session):
         self._context = tuple(prompt[1:])
         self._frontier: list[Context] = []
 
-    def root(self) -> Tensor:
+    def draft_root(self) -> Tensor:
         return self._logits([self._context])
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         children = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
         return self._logits([(*self._frontier[origin], token) for token, origin in children])
 

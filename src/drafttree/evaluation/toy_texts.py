@@ -99,8 +99,17 @@ def toy_tree(
     draft: TabularModel, policy: TreePolicy, verifier: type[Verifier], randomness: Randomness, levels: int
 ) -> DraftTree:
     """The tree that a policy grows for a verifier with this randomness, below a root at position 0."""
-    toy = ToyDecoder(draft, draft, policy, verifier, levels)
+    toy = _GivenRandomness(draft, draft, policy, verifier, levels)
+    toy.given = randomness
     request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
-    request.randomness = randomness
     (tree,) = toy.loop.trees.draft([request]).trees
     return tree
+
+
+class _GivenRandomness(ToyDecoder):
+    """Writes texts with given random numbers."""
+
+    given: Randomness
+
+    def randomness(self, seed: int) -> Randomness:
+        return self.given

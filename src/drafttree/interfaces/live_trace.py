@@ -35,64 +35,70 @@ def show_live(tracer: Tracer, pace: float) -> None:
     console = make_console()
     text = Text(tracer.prompt, style="dim")
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        for number, turn in enumerate(tracer.run(), start=1):
-            *level_pictures, judged_picture = frames(turn, console.height - TEXT_ROWS - OTHER_ROWS)
+        for number, traced_round in enumerate(tracer.run(), start=1):
+            *level_pictures, judged_picture = frames(traced_round, console.height - TEXT_ROWS - OTHER_ROWS)
             for picture in level_pictures:
-                live.update(_screen(text, number, turn, picture, console), refresh=True)
+                live.update(_screen(text, number, traced_round, picture, console), refresh=True)
                 time.sleep(pace / 2 / len(level_pictures))
-            text.append_text(written(turn))
-            live.update(_screen(text, number, turn, judged_picture, console), refresh=True)
+            text.append_text(written(traced_round))
+            live.update(_screen(text, number, traced_round, judged_picture, console), refresh=True)
             time.sleep(pace / 2)
 
 
-def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType, console: Console) -> Group:
+def _screen(text: Text, number: int, traced_round: TracedRound, picture: RenderableType, console: Console) -> Group:
     """A screen with the end of the text, a line about the round, and its tree."""
-    head = Line(f"round {number}: {turn.size - 1} drafted", align="left", style="dim")
+    head = Line(f"round {number}: {traced_round.size - 1} drafted", align="left", style="dim")
     last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
     return Group(last_rows, head, picture)
 
 
-def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
+def frames(traced_round: TracedRound, rows: int) -> Iterator[RenderableType]:
     """Yield pictures of a round's tree: level by level, then with its verdict; at most `rows` nodes each."""
-    visible_nodes = most_probable(turn, max(rows, 3))
-    for depth in range(1, 1 + max(turn.nodes[node].depth for node in visible_nodes)):
-        yield drawn(turn, [node for node in visible_nodes if turn.nodes[node].depth <= depth], judged=False)
-    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in turn.cut.items())
-    hidden_count = turn.size - len(visible_nodes)
-    notes = [f"{len(turn.path) - 1} accepted", *([f"{hidden_count} more nodes"] if hidden_count else [])]
+    visible_nodes = most_probable(traced_round, max(rows, 3))
+    for depth in range(1, 1 + max(traced_round.nodes[node].depth for node in visible_nodes)):
+        yield drawn(
+            traced_round, [node for node in visible_nodes if traced_round.nodes[node].depth <= depth], judged=False
+        )
+    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in traced_round.cut.items())
+    hidden_count = traced_round.size - len(visible_nodes)
+    notes = [f"{len(traced_round.path) - 1} accepted", *([f"{hidden_count} more nodes"] if hidden_count else [])]
     notes += [f"candidates cut: {cut_counts}"] if cut_counts else []
-    yield Group(drawn(turn, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
+    yield Group(drawn(traced_round, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
 
 
-def most_probable(turn: TracedRound, count: int) -> list[int]:
+def most_probable(traced_round: TracedRound, count: int) -> list[int]:
     """Up to `count` nodes in breadth-first order: the accepted path, and those with the most probable paths."""
     paths: list[float] = []
-    for node in turn.nodes[: turn.size]:
+    for node in traced_round.nodes[: traced_round.size]:
         paths.append(1.0 if node.parent < 0 else paths[node.parent] * (node.draft or 0.0))
-    ranked_nodes = sorted(range(turn.size), key=lambda node: (node not in turn.path, -paths[node], node))
-    return sorted(ranked_nodes[: max(count, len(turn.path))])
+    ranked_nodes = sorted(
+        range(traced_round.size), key=lambda node: (node not in traced_round.path, -paths[node], node)
+    )
+    return sorted(ranked_nodes[: max(count, len(traced_round.path))])
 
 
-def drawn(turn: TracedRound, shown: list[int], *, judged: bool) -> Tree:
+def drawn(traced_round: TracedRound, shown: list[int], *, judged: bool) -> Tree:
     """A picture of some nodes of a round's tree.
 
     Args:
-        turn: the round.
+        traced_round: the round.
         shown: the nodes, which include their parents.
         judged: whether to show the verdict, with the bonus token.
     """
-    branches = {0: Tree(_label(turn.nodes[0], judged), guide_style="dim")}
+    branches = {0: Tree(_label(traced_round.nodes[0], judged), guide_style="dim")}
     for node in shown[1:]:
-        traced_node = turn.nodes[node]
+        traced_node = traced_round.nodes[node]
         branches[node] = branches[traced_node.parent].add(_label(traced_node, judged))
     if judged:
-        branches[turn.path[-1]].add(_label(turn.bonus, judged))
+        branches[traced_round.path[-1]].add(_label(traced_round.bonus, judged))
     return branches[0]
 
 
-def written(turn: TracedRound) -> Text:
+def written(traced_round: TracedRound) -> Text:
     """The text that a round adds, in colours."""
-    tokens = [*(turn.nodes[node] for node in turn.path[1:]), turn.bonus][: turn.committed]
+    tokens = [*(traced_round.nodes[node] for node in traced_round.path[1:]), traced_round.bonus][
+        : traced_round.committed
+    ]
     return Text.assemble(*((node.text, f"not dim {STYLES[node.outcome]}") for node in tokens))
 
 

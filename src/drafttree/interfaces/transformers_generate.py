@@ -12,7 +12,7 @@ without which stop strings fail, and the `streamer`, which then sees only the pr
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -33,12 +33,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from drafttree.constraints.processors import Constraint, processor_for_row
 from drafttree.constraints.refusals import refusal
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Request, StoppingText
+from drafttree.engine.request import Request, RequestContext
 from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, read_cache, write_cache
 from drafttree.interfaces.prepared_inputs import (
     check_batch,
@@ -50,21 +50,26 @@ from drafttree.interfaces.prepared_inputs import (
 )
 from drafttree.interfaces.score_rows import ScoreRows, score_rows, stack_rows
 from drafttree.loading import (
+    AutoDrafter,
     DrafterSource,
-    ModelSource,
+    FilesDrafter,
+    GivenModel,
+    LoadedTarget,
+    MixedParts,
+    OwnLayers,
     PolicyLike,
     VerifierLike,
-    check_drafter,
     check_tokenizers,
     find_verifier,
     load_head,
     load_model,
     made_for,
-    make_drafter,
     make_policy,
+    parse_drafter,
     tokenizer_beside,
     unwrap,
 )
+from drafttree.loading.drafter_spec import DrafterSpec
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.specs import default_policy
 from drafttree.models import TargetModel, choose_backend, input_device, verify_once
@@ -124,10 +129,9 @@ class TreeGenerate:
         grammar: Constraint | None = None,
     ) -> None:
         self.metrics: list[Metrics] = []
-        if isinstance(drafter, str) and drafter == "auto":
+        self._drafter_spec = parse_drafter(drafter)
+        if isinstance(self._drafter_spec, AutoDrafter):
             raise ConfigError("name the drafter: 'auto' is for drafttree.load, which knows the target's name")
-        check_drafter(drafter)
-        self._source = drafter
         self._verifier = find_verifier(verifier)
         self._policy = None if policy is None else make_policy(policy)
         self._grammar = grammar
@@ -165,31 +169,25 @@ class TreeGenerate:
                 prompts.cache, input_ids, prompts.padding, bool(decoder.drafter and decoder.drafter.hidden_layers)
             )
             for ids, pad, options in zip(input_ids, prompts.padding, prompts.options, strict=True):
-                request = self._request(decoder, ids, pad, options)
-                request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
-                request.recorder = score_rows(generation_config, request.verifier.sampling)
+                request = decoder.new_request(
+                    ids[pad:].tolist(),
+                    RequestContext(
+                        padding=ids[:pad].tolist(),
+                        stopping_criteria=stopping_criteria,
+                        make_recorder=partial(score_rows, generation_config),
+                    ),
+                    grammar=self._grammar,
+                    **options,
+                )
                 read_cache(prompts.cache, request, decoder.target.rope_switch)
                 _run(decoder, request, streamer)
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
-                recorders.append(request.recorder)
+                recorders.append(request.text.recorder)
                 self.metrics.append(request.metrics)
                 filled_cache = write_cache(request, filled_cache, decoder.target.rope_switch, model.config)
         if streamer is not None:
             streamer.end()
         return _output(rows, recorders, filled_cache, generation_config)
-
-    def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Mapping[str, Any]) -> Request:
-        """The request of one prompt.
-
-        Args:
-            decoder: the decoder.
-            ids: `[length]` token ids of the prompt, padding included.
-            pad: the number of padding tokens, which come first.
-            options: options of `Decoder.new_request`.
-        """
-        request = decoder.new_request(ids[pad:].tolist(), grammar=self._grammar, **options)
-        request.constraints.padding = ids[:pad].tolist()
-        return request
 
     @contextmanager
     def _decoder(
@@ -200,15 +198,7 @@ class TreeGenerate:
             tokenizer = tokenizer_beside(model)
         with ExitStack() as undo:
             target = undo.enter_context(_lent(model))
-
-            def load_drafter(source: ModelSource) -> Drafter:
-                drafter = self._wrap(source, model, undo)
-                if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
-                    check_tokenizers(tokenizer or tokenizer_beside(model), tokenizer_beside(source))
-                    self._checked.add(model)
-                return drafter
-
-            drafter = make_drafter(self._source, target, tokenizer, load_drafter)
+            drafter = self._drafter(self._drafter_spec, LoadedTarget(target, tokenizer), model, undo)
             speller = tokenizer if self._grammar else None
             learned_state = self._learned_of(model)
             policy = self._policy or default_policy(self._verifier, drafter)
@@ -221,14 +211,46 @@ class TreeGenerate:
             self._learned[model] = placement, LearnedState()
         return self._learned[model][1]
 
-    def _wrap(self, source: ModelSource, model: PreTrainedModel, undo: ExitStack) -> Drafter:
-        """A drafter from a model: a loaded one is used in place until `undo`, another is loaded.
+    def _drafter(
+        self, spec: DrafterSpec, target: LoadedTarget, model: PreTrainedModel, undo: ExitStack
+    ) -> Drafter | None:
+        """The drafter of a call; None for plain decoding.
+
+        Args:
+            spec: what the source of the drafter stands for.
+            target: the target.
+            model: the target's module.
+            undo: lets go of a loaded model that drafts.
+
+        Raises:
+            ConfigError: a loaded drafter is on another device than the model.
+            ModelError: the drafter cannot be loaded, or does not fit the model.
+            TokenizerMismatch: a language model has another tokenizer.
+        """
+        match spec:
+            case MixedParts(model=model_spec):
+                model_drafter = self._drafter(model_spec, target, model, undo)
+                assert model_drafter
+                return spec.around(model_drafter, target.model)
+            case GivenModel(model=origin):
+                drafter = self._lend(origin, model, undo)
+            case FilesDrafter(files=origin):
+                drafter = self._load(origin, model)
+            case OwnLayers(source=name):
+                raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name")
+            case _:
+                return spec.build(target)
+        if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
+            check_tokenizers(target.tokenizer or tokenizer_beside(model), tokenizer_beside(origin))
+            self._checked.add(model)
+        return drafter
+
+    def _lend(self, source: PreTrainedModel, model: PreTrainedModel, undo: ExitStack) -> Drafter:
+        """The drafter of a loaded model, which is used in place until `undo`.
 
         Raises:
             ConfigError: the loaded drafter is on another device than the model.
         """
-        if not isinstance(source, PreTrainedModel):
-            return self._load(source, model)
         drafter_device = input_device(source)
         model_device = input_device(model)
         if drafter_device != model_device:
@@ -238,7 +260,7 @@ class TreeGenerate:
             return paired_drafter
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
-    def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
+    def _load(self, files: ModelFiles, model: PreTrainedModel) -> Drafter:
         """The drafter of a folder or hub name, loaded at its first use with the model's dtype and device.
 
         A draft head is made for one model; other drafters are shared by all models of a dtype and device.
@@ -247,7 +269,6 @@ class TreeGenerate:
         if model in self._heads and self._heads[model][0] == placement:
             return self._heads[model][1]
         if placement not in self._loaded:
-            files = ModelFiles.of_drafter(source)
             if head := load_head(files, model):
                 self._heads[model] = placement, head
                 return head
@@ -364,7 +385,7 @@ def _keep_mode(module: PreTrainedModel, undo: ExitStack) -> None:
 
 def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
     """Generate the text of one prompt, and stream it token by token."""
-    while not request.finish_reason:
+    while not request.text.finish_reason:
         token_count = len(request.tokens)
         decoder.step(request)
         for token in request.tokens[token_count:] if streamer is not None else ():

@@ -31,13 +31,15 @@ from drafttree.drafters.formats import (
     text_fields,
     weight_files,
 )
+from drafttree.loading.class_drafters import ClassDrafter
 from drafttree.loading.drafter_methods import head_formats, kind_of
-from drafttree.loading.drafters import named_method
+from drafttree.loading.drafters import parse_drafter
 from drafttree.loading.gguf.architectures import weights_of
 from drafttree.loading.gguf.reader import GGUFFile
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.model_drafters import FilesDrafter, GivenModel
 from drafttree.loading.model_files import ModelFiles
-from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
+from drafttree.loading.pretrained import check_layer_counts, class_of, quiet
 from drafttree.loading.quantized.layouts import Layout
 from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
 from drafttree.loading.stored_blocks import EXPERT, StoredWeight, kept_weights
@@ -93,21 +95,26 @@ def inspect(source: str | nn.Module) -> Inspection:
         ModelError: the source does not exist, its files are damaged or its config.json is wrong, or it is no known kind
             of drafter.
     """
-    if isinstance(source, nn.Module):
-        return _loaded_model(find_model(source))
-    if method := named_method(str(source)):
-        return _drafter_class(method[0])
-    if str(source).partition(":")[0] in DEPENDENT:
-        raise ModelError(
-            f"{source!r} is no drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'"
-        )
+    match parse_drafter(source):
+        case GivenModel(model=model):
+            return _loaded_model(model)
+        case ClassDrafter(made_by=drafter_class):
+            return _drafter_class(drafter_class)
+        case FilesDrafter() as spec if str(source).partition(":")[0] not in DEPENDENT:
+            return _drafter_files(spec)
+    raise ModelError(f"{source!r} is no drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'")
+
+
+def _drafter_files(drafter: FilesDrafter) -> Inspection:
+    """Inspect a folder, a GGUF file or a hub name; errors are those of `inspect`."""
+    source = drafter.source
     if source_kind := next(
         (registry.kind for registry in (POLICY_CLASSES, VERIFIER_CLASSES) if source in registry.names()), None
     ):
         raise ModelError(
             f"{source!r} is a {source_kind}, and drafters are inspected; drafttree policies and verifiers list those"
         )
-    files = ModelFiles.of_drafter(source)
+    files = drafter.files
     if files.gguf:
         return _gguf_model(files, files.gguf)
     folder = Path(files.path)

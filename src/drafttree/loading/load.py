@@ -1,7 +1,7 @@
 """`load`: makes a decoder from names, paths and loaded models."""
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,41 +9,33 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttree.core.autocast import refuse_autocast
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.stages import tells_stages
 from drafttree.drafters import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.drafting.prices import machine
 from drafttree.engine.generation_options import model_defaults, show_options
-from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.drafters import (
-    DrafterSource,
-    check_drafter_exists,
-    check_quantizable,
-    check_quantized,
-    find_or_choose,
-)
-from drafttree.loading.model_files import FoundModel, ModelFiles
+from drafttree.loading.drafter_spec import DrafterSpec
+from drafttree.loading.drafters import DrafterSource, parse_drafter
 from drafttree.loading.part_finder import NamedParts
-from drafttree.loading.placement import find_placement, is_auto
-from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer, stays_as_stored
+from drafttree.loading.placement import Placement, is_auto
+from drafttree.loading.pretrained import ModelSource, eos_ids
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import (
-    AS_STORED,
     BY_DEFAULT,
-    KINDS,
     NONE,
     SINKS,
     check_quantization,
     check_sharding,
     wanted_backend,
 )
+from drafttree.loading.targets import NamedTarget, TargetOptions, TargetSpec, parse_target
 from drafttree.loading.tuned import TunedPolicy, find_policy
-from drafttree.models import TargetModel, Wants, choose_backend
+from drafttree.models import TargetModel, choose_backend
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
@@ -135,118 +127,10 @@ def load(
         TokenizerMismatch: a draft model has less than a third of the target's tokens.
     """
     wants = wanted_backend(exact_text, lossy_window, sinks)
-    policy = find_policy(policy)
-    target = find_model(target)
-    tuned_policy = policy if isinstance(policy, TunedPolicy) else None
-    check_sharding(
-        tensor_parallel_size,
-        target,
-        {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned_policy},
-    )
-    if tuned_policy:
-        drafter, verifier = _defaults(tuned_policy, drafter, verifier)
-        dtype = tuned_policy.dtype if is_auto(dtype) and not isinstance(target, PreTrainedModel) else dtype
-    strategy = _choose_strategy(policy, verifier, is_sharded=tensor_parallel_size != 1)
-    options = _TargetOptions(target, dtype, device, quantize, max_model_len, tensor_parallel_size, wants)
-    return _load_decoder(options, drafter, quantize_drafter, strategy, tokenizer)
-
-
-class _TargetOptions(NamedTuple):
-    """The arguments of `load` that say how to load the target.
-
-    Attributes:
-        source: the target's name or path, or the loaded model without wrappers.
-        wants: what its backend must be able to do.
-    """
-
-    source: ModelSource
-    dtype: str | torch.dtype
-    device: str
-    quantize: str | None
-    max_model_len: int | None
-    tensor_parallel_size: int
-    wants: Wants
-
-    def placement(self) -> tuple[torch.device, torch.dtype]:
-        """The device and dtype to load the target with.
-
-        Raises:
-            ConfigError: one of them is not available, `torch.autocast` is active, or the target cannot be quantised as
-                asked on this device.
-        """
-        is_rounded = isinstance(self.quantize, str) and self.quantize in KINDS
-        device, dtype = find_placement(self.source, self.dtype, self.device, self.quantize if is_rounded else None)
-        refuse_autocast(device)
-        check_quantization("quantize", self.quantize, device, self.source, (NONE,))
-        return device, dtype
-
-    def load(self, device: torch.device, dtype: torch.dtype) -> tuple[FoundModel, PreTrainedModel]:
-        """The files that the target is loaded from, or the given model itself, and the loaded model.
-
-        Args:
-            device: where the model is to run.
-            dtype: dtype of its weights. Weights that stay as stored are loaded in bfloat16 unless a dtype was asked
-                for.
-
-        Raises:
-            ModelError: the target does not exist, or cannot be loaded or quantised.
-        """
-        origin = self.source if isinstance(self.source, PreTrainedModel) else ModelFiles.of_model(self.source)
-        quantize = self.quantize
-        if quantize is None and not self.wants.lossy_window:  # drafttree-native has no KV caches for a window
-            quantize = AS_STORED
-        elif quantize == NONE:
-            quantize = None
-        if is_auto(self.dtype) and isinstance(origin, ModelFiles) and stays_as_stored(origin, device, quantize):
-            dtype = torch.bfloat16  # as with int8, since activations are rounded to eight bits anyway
-        return origin, load_model(origin, dtype, device, quantize, self.tensor_parallel_size)
-
-
-class _FoundDrafter(NamedTuple):
-    """A drafter whose files or class were found, but are not loaded yet.
-
-    Attributes:
-        source: what `load` takes as drafter.
-        quantize: how a language model is quantised; None for not at all, "auto" for what is fastest.
-        files: the drafter's files; None without files of its own, and for a drafter "auto", which is chosen later.
-    """
-
-    source: DrafterSource | None
-    quantize: str | None
-    files: ModelFiles | None
-
-    @classmethod
-    def find(cls, source: DrafterSource | None, quantize: str | None, device: torch.device) -> "_FoundDrafter":
-        """Find a drafter, and check how it is to be quantised.
-
-        Args:
-            source: what `load` takes as drafter.
-            quantize: what `load` takes as `quantize_drafter`.
-            device: device of the target.
-
-        Raises:
-            ConfigError: the source is no drafter, or cannot be quantised as asked.
-            ModelError: the drafter has no files.
-        """
-        check_quantization("quantize_drafter", quantize, device, source, (BY_DEFAULT, NONE))
-        quantize = None if quantize == NONE else quantize
-        files = None if is_auto(source) else check_drafter_exists(source)
-        if quantize in KINDS and not is_auto(source):
-            check_quantizable(source, files, quantize)
-        return cls(source, quantize, files)
-
-    def load(
-        self,
-        origin: FoundModel,
-        target: TargetModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        held: MutableMapping[str, Drafter],
-    ) -> Drafter | None:
-        """The drafter for a target; None for plain decoding. Arguments and errors are those of `find_or_choose`."""
-        drafter = find_or_choose(self.source, origin, target, tokenizer, self.quantize, self.files, held)
-        if self.quantize in KINDS:
-            check_quantized(drafter, self.source, self.quantize)
-        return drafter
+    options = TargetOptions(dtype, device, quantize, max_model_len, tensor_parallel_size, wants)
+    spec = _DecoderSpec.parse(parse_target(target), drafter, find_policy(policy), verifier, options, quantize_drafter)
+    placement = spec.check()
+    return spec.build(placement, tokenizer)
 
 
 class _Strategy(NamedTuple):
@@ -292,44 +176,95 @@ def _choose_strategy(
     return _Strategy(chosen_policy, chosen_verifier, tuned_policy, is_default=policy is None, is_sharded=is_sharded)
 
 
-def _load_decoder(
-    options: _TargetOptions,
-    drafter: DrafterSource | None,
-    quantize_drafter: str | None,
-    strategy: _Strategy,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> Decoder:
-    """Load target, tokenizer and drafter, and make their decoder; arguments and errors are those of `load`.
+class _DecoderSpec(NamedTuple):
+    """A decoder that is not loaded yet.
 
-    If the drafter cannot be loaded, or the tuned policy is for other models, the target is released again.
+    Attributes:
+        target: the target.
+        options: how to load the target.
+        drafter: the drafter.
+        quantize_drafter: how to quantise a language model that drafts; None and "none" for not at all.
+        strategy: how draft trees are grown and verified.
     """
-    device, dtype = options.placement()
-    found_drafter = _FoundDrafter.find(drafter, quantize_drafter, device)
-    origin, model = options.load(device, dtype)
-    tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
-    eos = eos_ids(model, tokenizer)
-    target_model = TargetModel(model, partial(choose_backend, wants=options.wants))
-    part_finder = NamedParts(found_drafter.quantize)
-    tuned_policy = strategy.tuned_policy
-    try:
-        if options.max_model_len is not None:
-            target_model.limit_context(options.max_model_len)
+
+    target: TargetSpec
+    options: TargetOptions
+    drafter: DrafterSpec
+    quantize_drafter: str | None
+    strategy: _Strategy
+
+    @classmethod
+    def parse(
+        cls,
+        target: TargetSpec,
+        drafter: DrafterSource | None,
+        policy: TreePolicy | TunedPolicy | None,
+        verifier: VerifierLike | None,
+        options: TargetOptions,
+        quantize_drafter: str | None,
+    ) -> "_DecoderSpec":
+        """What the arguments of `load` stand for; what is "auto" becomes the tuned policy's.
+
+        Raises:
+            ConfigError: an argument stands for nothing, or an option is not available for a sharded target.
+            ModelError: a loaded model has an adapter that cannot be used.
+        """
+        tuned_policy = policy if isinstance(policy, TunedPolicy) else None
+        unsharded_options = {"exact_text": options.wants.exact_text, "quantize": options.quantize}
+        check_sharding(options.tensor_parallel_size, {**unsharded_options, "a tuned policy": tuned_policy})
         if tuned_policy:
-            tuned_policy.check_target(model_digest(target_model), str(target_model.dtype).removeprefix("torch."))
-        loaded_drafter = found_drafter.load(origin, target_model, tokenizer, part_finder.held)
-        if tuned_policy and loaded_drafter:
-            tuned_policy.check_drafter(model_digest(loaded_drafter))
-        policy = strategy.policy_for(loaded_drafter)
-    except DraftTreeError:
-        target_model.release()
-        raise
-    defaults = _generation_defaults(model, tuned_policy)
-    learned_state = LearnedState(_costs(tuned_policy, target_model)) if tuned_policy else None
-    return Decoder(
-        *(target_model, loaded_drafter, policy, strategy.verifier, tokenizer, eos, defaults),
-        learned=learned_state,
-        parts=part_finder,
-    )
+            drafter, verifier = _defaults(tuned_policy, drafter, verifier)
+            if is_auto(options.dtype) and isinstance(target, NamedTarget):
+                options = options._replace(dtype=tuned_policy.dtype)
+        strategy = _choose_strategy(policy, verifier, is_sharded=options.tensor_parallel_size != 1)
+        return cls(target, options, parse_drafter(drafter), quantize_drafter, strategy)
+
+    def check(self) -> Placement:
+        """The device and dtype of the target; what can be refused before weights are read is refused.
+
+        Raises:
+            ConfigError: device, dtype or quantisation is not available, or `torch.autocast` is active.
+            ModelError: the drafter has no files, or is not for this target.
+        """
+        placement = self.target.place(self.options)
+        check_quantization("quantize_drafter", self.quantize_drafter, placement.device, (BY_DEFAULT, NONE))
+        self.drafter.check(self.target, self.quantize_drafter)
+        return placement
+
+    def build(self, placement: Placement, tokenizer: PreTrainedTokenizerBase | None) -> Decoder:
+        """Load target, tokenizer and drafter, and make their decoder; errors are those of `load`.
+
+        If the drafter cannot be loaded, or the tuned policy is for other models, the target is released again.
+
+        Args:
+            placement: the target's device and dtype.
+            tokenizer: the target's; None for the one in its folder.
+        """
+        model = self.target.load(placement, self.options)
+        tokenizer = self.target.load_tokenizer() if tokenizer is None else tokenizer
+        eos = eos_ids(model, tokenizer)
+        target_model = TargetModel(model, partial(choose_backend, wants=self.options.wants))
+        part_finder = NamedParts(None if self.quantize_drafter == NONE else self.quantize_drafter)
+        tuned_policy = self.strategy.tuned_policy
+        try:
+            if self.options.max_model_len is not None:
+                target_model.limit_context(self.options.max_model_len)
+            if tuned_policy:
+                tuned_policy.check_target(model_digest(target_model), str(target_model.dtype).removeprefix("torch."))
+            drafter = self.drafter.build(part_finder.loaded(target_model, tokenizer, self.target))
+            if tuned_policy and drafter:
+                tuned_policy.check_drafter(model_digest(drafter))
+            policy = self.strategy.policy_for(drafter)
+        except DraftTreeError:
+            target_model.release()
+            raise
+        defaults = _generation_defaults(model, tuned_policy)
+        learned_state = LearnedState(_costs(tuned_policy, target_model)) if tuned_policy else None
+        return Decoder(
+            *(target_model, drafter, policy, self.strategy.verifier, tokenizer, eos, defaults),
+            learned=learned_state,
+            parts=part_finder,
+        )
 
 
 def _defaults(

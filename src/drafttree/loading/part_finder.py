@@ -3,13 +3,11 @@
 from typing import Any
 from weakref import WeakValueDictionary
 
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
-from drafttree.loading.drafters import check_drafter_exists, find_or_choose, make_drafter
-from drafttree.loading.placement import is_auto
-from drafttree.loading.pretrained import ModelSource
+from drafttree.loading.drafters import parse_drafter
 from drafttree.loading.specs import find_verifier, make_policy
 from drafttree.loading.target_options import BY_DEFAULT
+from drafttree.loading.targets import GivenTarget, LoadedTarget, TargetSpec
 from drafttree.models import Model, TargetModel
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
@@ -19,7 +17,7 @@ class NamedParts:
     """Finds policies, drafters and verifiers as `drafttree.load` does, with the same errors.
 
     Args:
-        quantize_drafter: how to quantise language models that draft; the `quantize` of `find_drafter`.
+        quantize_drafter: how to quantise language models that draft; the `quantize` of `LoadedTarget`.
 
     Attributes:
         held: the language models that draft for the decoder's target, by path; entries vanish once unused.
@@ -35,17 +33,15 @@ class NamedParts:
 
     def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
         """The drafter for a target, from a name, folder, model, class or object; None for plain decoding."""
-        files = None if is_auto(given) else check_drafter_exists(given)
-        if not isinstance(target, TargetModel):
-            return make_drafter(given, target, tokenizer, _refuse)
-        return find_or_choose(given, target.module, target, tokenizer, self._quantize, files, self.held)
+        spec = parse_drafter(given)
+        target_spec = GivenTarget(target.module) if isinstance(target, TargetModel) else None
+        spec.check(target_spec)
+        return spec.build(self.loaded(target, tokenizer, target_spec))
+
+    def loaded(self, target: Model, tokenizer: Any, spec: TargetSpec | None) -> LoadedTarget:
+        """A target, with the quantisation of its drafters and the language models that draft for it."""
+        return LoadedTarget(target, tokenizer, self._quantize, self.held, spec)
 
     def verifier(self, given: Any) -> type[Verifier] | None:
         """The verifier of a name or a class; None for "auto"."""
         return find_verifier(given)
-
-
-def _refuse(source: ModelSource) -> Drafter:
-    raise ConfigError(
-        f"a model drafts for a transformers model, which this target is not; give {source!r} as an object"
-    )

@@ -1,10 +1,11 @@
 """Finds devices and dtypes by name."""
 
+from typing import NamedTuple
+
 import torch
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.loading.pretrained import ModelSource
 from drafttree.models import input_device
 from drafttree.models.fused.fused_linear import multiplies_bfloat16_fast
 
@@ -16,27 +17,39 @@ def is_auto(value: object) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
-def find_placement(
-    target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None
-) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype to load a target with; a loaded target keeps its own.
+class Placement(NamedTuple):
+    """Where a model runs, and the dtype of its weights."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def find_placement(dtype: str | torch.dtype, device: str, quantize: str | None = None) -> Placement:
+    """The device and dtype to load a model with, by their names.
 
     If weights are to be quantised, dtype "auto" is bfloat16, in which weights are read before they are rounded.
 
     Raises:
-        ConfigError: no such device or dtype is available, or a loaded target has another one.
+        ConfigError: no such device or dtype is available.
     """
-    if not isinstance(target, PreTrainedModel):
-        target_device = find_device(device)
-        if is_auto(dtype) and quantize:
-            return target_device, torch.bfloat16
-        return target_device, find_dtype(dtype, target_device)
+    model_device = find_device(device)
+    if is_auto(dtype) and quantize:
+        return Placement(model_device, torch.bfloat16)
+    return Placement(model_device, find_dtype(dtype, model_device))
+
+
+def placement_of(target: PreTrainedModel, dtype: str | torch.dtype, device: str) -> Placement:
+    """The device and dtype of a loaded target.
+
+    Raises:
+        ConfigError: another device or dtype is asked for.
+    """
     target_device = input_device(target)
     if not is_auto(device) and find_device(device).type != target_device.type:
         raise ConfigError(f"the target is on {target_device}, not on {device!r}; move it there, or leave out device")
     if not is_auto(dtype) and find_dtype(dtype, target_device) != target.dtype:
         raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
-    return target_device, target.dtype
+    return Placement(target_device, target.dtype)
 
 
 def find_device(name: str) -> torch.device:

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from drafttree.core.counts import is_token_ids
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.core.errors import DraftTreeError, ModelError
 from drafttree.core.stages import stage
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
@@ -107,30 +107,24 @@ def unwrap(source: Any) -> Any:
     return unwrap(wrapper.get_base_model())
 
 
-def find_model(source: Any) -> ModelSource:
-    """The source of a target, without wrappers: a name, a path or a loaded model.
+def refuse_assistant(model: PreTrainedModel) -> None:
+    """Refuse a loaded assistant as a target.
 
     Raises:
-        ConfigError: the source is something else.
-        ModelError: the source has an adapter that `unwrap` refuses.
+        ModelError: the model is an assistant.
     """
-    target = unwrap(source)
-    if isinstance(target, str | Path | PreTrainedModel):
-        return target
-    type_name = type(target).__name__
-    raise ConfigError(
-        f"the target is of type {type_name}; give an embedded name, a folder, a hub name or a loaded model"
-    )
+    if model.config.model_type in ASSISTANTS:
+        raise ModelError(f"{type(model).__name__} is an assistant, which drafts; as target give the model it is for")
 
 
 def load_model(
-    source: ModelSource | ModelFiles,
+    source: str | Path | ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
 ) -> PreTrainedModel:
-    """A transformers model from an embedded name, a folder, a hub name or files; a loaded model passes as it is.
+    """A transformers model from an embedded name, a folder, a hub name or files.
 
     A model of images and text is loaded whole, although it is used on text only. Arguments are those of `read_model`.
 
@@ -139,12 +133,6 @@ def load_model(
             truncated, of another shape, too large for memory, or cannot be quantised or sharded.
         ConfigError: the model is to be sharded, and the device is not the machine's accelerator.
     """
-    if isinstance(source, PreTrainedModel):
-        if source.config.model_type in ASSISTANTS:
-            raise ModelError(
-                f"{type(source).__name__} is an assistant, which drafts; as target give the model it is for"
-            )
-        return source
     files = source if isinstance(source, ModelFiles) else ModelFiles.of_model(source)
     _refuse_head(files)
     return read_model(files, dtype, device, quantize, tensor_parallel_size)
@@ -174,14 +162,10 @@ def read_model(
     Raises:
         ModelError: the model cannot be loaded, as in `load_model`.
     """
+    check_files(files, quantize)
     if quantize == INT4:
         files = _rounded_files(files)
-    _check_index(Path(files.path))
-    settings = _settings_of(files)
     try:
-        check_layer_counts(settings)
-        if quantize in KINDS and not (quantize == INT4 and files.layout):
-            check_unquantized(files.source, settings)
         loaded_model = _load_unchecked(files, dtype, device, quantize, tensor_parallel_size)
     except DraftTreeError:
         raise
@@ -202,6 +186,45 @@ def read_model(
             lay_out_for_cpu(model)
             model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def check_files(files: ModelFiles, quantize: str | None) -> None:
+    """Refuse files that no model can be loaded from, as far as that can be seen without their weights.
+
+    Args:
+        files: the files of the model.
+        quantize: the argument of `read_model`.
+
+    Raises:
+        ModelError: config.json or the index of the weights cannot be used, the model is no decoder-only language model,
+            or the weights are quantised already and cannot be quantised as asked.
+    """
+    _check_index(files)
+    settings = _settings_of(files)
+    try:
+        check_layer_counts(settings)
+        if quantize == INT4:
+            _check_four_bits(files)
+        elif quantize in KINDS:
+            check_unquantized(files.source, settings)
+        _check_kind(files)
+    except DraftTreeError:
+        raise
+    except Exception as error:
+        raise _loading_error(files, error) from error
+
+
+def _check_four_bits(files: ModelFiles) -> None:
+    """Refuse files whose weights are quantised, unless to four bits.
+
+    Raises:
+        ModelError: the weights are quantised to another number of bits, or in a GGUF file.
+    """
+    _refuse_gguf(files)
+    if files.layout is None:
+        check_unquantized(files.source, files.settings)
+    elif any(scheme.bits != INT4_BITS for scheme in files.layout.schemes("")):
+        raise ModelError(f"{str(files.source)!r} is quantised already ({files.layout.method}); leave out quantize")
 
 
 class _LoadedModel(NamedTuple):
@@ -226,7 +249,7 @@ class _LoadedModel(NamedTuple):
         unused = self.info["unexpected_keys"]
         refuse_changing(files, self.model, unused)
         refuse_unscaled(files, unused)
-        _check_weights(files.source, self.info)
+        _check_weights(files, self.info)
         check_unused(files, self.model, unused)
 
 
@@ -239,7 +262,7 @@ def _load_unchecked(
         ModelError: the model is no decoder-only language model, needs more memory than is free, or cannot be sharded.
         Exception: transformers or a reader of files fails, with whatever error it raises.
     """
-    loader = _check_kind(files.source, files.config)
+    loader = _check_kind(files)
     is_sharded = tensor_parallel_size > 1
     stored_weights = None if is_sharded and not files.gguf else _stored_weights(files, dtype, device)
     reason = why_not_kept(files, device, quantize)
@@ -279,15 +302,10 @@ def _loading_error(files: ModelFiles, error: Exception) -> ModelError:
 def _rounded_files(files: ModelFiles) -> ModelFiles:
     """The files to load a model in four bits from.
 
-    They are the given ones if they have four bits already, else those that `drafttree quantize` has written for them,
-    else the given ones.
-
-    Raises:
-        ModelError: the model is a GGUF file, or quantised to another number of bits.
+    They are those that `drafttree quantize` has written for the given ones, else the given ones, which may have four
+    bits already.
     """
     if files.layout:
-        if any(scheme.bits != INT4_BITS for scheme in files.layout.schemes("")):
-            raise ModelError(f"{str(files.source)!r} is quantised already ({files.layout.method}); leave out quantize")
         return files
     folder = Int4Folder(files_to_round(files))
     if not folder.is_whole:
@@ -302,9 +320,7 @@ def files_to_round(files: ModelFiles) -> ModelFiles:
     Raises:
         ModelError: the weights are quantised already.
     """
-    if files.gguf:
-        reason = "is a GGUF file, whose weights are in few bits already"
-        raise ModelError(f"{str(files.source)!r} {reason}; load it as it is, without int4")
+    _refuse_gguf(files)
     local_copy = local_files(files)
     if local_copy.layout:
         raise ModelError(
@@ -312,6 +328,13 @@ def files_to_round(files: ModelFiles) -> ModelFiles:
         )
     check_unquantized(files.source, local_copy.settings)
     return local_copy
+
+
+def _refuse_gguf(files: ModelFiles) -> None:
+    """Refuse to round a GGUF file to four bits."""
+    if files.gguf:
+        reason = "is a GGUF file, whose weights are in few bits already"
+        raise ModelError(f"{str(files.source)!r} {reason}; load it as it is, without int4")
 
 
 def local_files(files: ModelFiles) -> ModelFiles:
@@ -493,8 +516,9 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     return tuple(int(token) for token in ids)
 
 
-def _check_index(folder: Path) -> None:
+def _check_index(files: ModelFiles) -> None:
     """Refuse an index of shards that transformers could not read."""
+    folder = Path(files.path)
     for index in filter(Path.is_file, (folder / name for name in INDICES)):
         if lost_keys := {"metadata", "weight_map"} - read_json(index).keys():
             raise ModelError(f"{index} has no {min(lost_keys)!r}; download it again, or save the model anew")
@@ -548,27 +572,29 @@ def _attention(config: PreTrainedConfig) -> dict[str, Any]:
     return {"attn_implementation": "eager"} if softcap else {}
 
 
-def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
+def _check_kind(files: ModelFiles) -> Any:
     """The auto class that loads a model.
 
     Raises:
         ModelError: the model is no decoder-only language model, which is checked before its weights are read.
     """
+    source = str(files.source)
+    config = files.config
     if config.is_encoder_decoder:
         raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
     if not (loader := _loader_of(config)):
-        raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
+        raise ModelError(f"{source!r} is not a language model ({config.model_type}); give a decoder-only one")
     return loader
 
 
-def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
+def _check_weights(files: ModelFiles, info: Mapping[str, Any]) -> None:
     """Refuse missing and misshapen tensors, which transformers would silently draw at random."""
     for key, stored_shape, model_shape in sorted(info["mismatched_keys"]):
         shapes = f"{key} is {list(stored_shape)} and should be {list(model_shape)}"
-        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {shapes}")
+        raise ModelError(f"the weights of {str(files.source)!r} do not fit its config.json: {shapes}")
     if missing_keys := sorted(info["missing_keys"]):
         more_keys = f" and {len(missing_keys) - 1} more" if len(missing_keys) > 1 else ""
-        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing_keys[0]}{more_keys} missing")
+        raise ModelError(f"the weights of {str(files.source)!r} are incomplete: {missing_keys[0]}{more_keys} missing")
 
 
 def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:

@@ -57,16 +57,27 @@ def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wa
     return Wants(lossy_window=LossyWindow(lossy_window, sinks))
 
 
-def check_quantization(
-    option: str, kind: Any, device: torch.device, source: object = None, others: Sequence[str] = ()
-) -> None:
-    """Refuse a quantisation that does not exist, that the device cannot run, or that is asked of a loaded model.
+def refuse_rounding(option: str, kind: Any) -> None:
+    """Refuse to quantise a model that is loaded already.
+
+    Args:
+        option: name of the option.
+        kind: its value.
+
+    Raises:
+        ConfigError: the value is one of `KINDS`.
+    """
+    if isinstance(kind, str) and kind in KINDS:
+        raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
+
+
+def check_quantization(option: str, kind: Any, device: torch.device, others: Sequence[str] = ()) -> None:
+    """Refuse a quantisation that does not exist, or that the device cannot run.
 
     Args:
         option: name of the option.
         kind: its value; None for no quantisation.
         device: device of the model.
-        source: name, folder or object of the model.
         others: allowed values beside `KINDS`.
 
     Raises:
@@ -76,8 +87,6 @@ def check_quantization(
         return
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown(option, kind, [*KINDS, *others])
-    if isinstance(source, PreTrainedModel):
-        raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
     if kind == INT4 and device.type != "cpu":
         raise ConfigError(f"{option}={kind!r} is for CPUs, and the device is {device}; leave it out, or give int8")
     if device.type == "cpu" and kernels.native is None:
@@ -139,12 +148,11 @@ def _megabytes(module: PreTrainedModel) -> float:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *quantized_scales(module)]) / 1e6
 
 
-def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:
+def check_sharding(size: Any, others: Mapping[str, object]) -> None:
     """Refuse a number of processes that do not run, and options that a sharded target does not support.
 
     Args:
         size: the number of processes.
-        target: the model to load.
         others: values, by name, of options that a sharded target does not support; None and False stand for unused.
 
     Raises:
@@ -160,8 +168,6 @@ def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> N
         raise ConfigError(
             f"{OPTION} is {size}, and {process_count} of torchrun's processes run; start as many, by {start}"
         )
-    if isinstance(target, PreTrainedModel):
-        raise ConfigError(f"{OPTION}={size} is for a target that is loaded by name; give its folder or hub name")
     if option := next((name for name, value in others.items() if value not in (None, False)), None):
         raise ConfigError(f"{option} is not available for a target that is sharded over {size} processes; leave it out")
 

@@ -65,7 +65,7 @@ def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collectio
         ModelError: there are such tensors; the message names them.
     """
     names = _deciding(model, unused)
-    _refuse_adapters(files.source, names)
+    _refuse_adapters(files, names)
     _refuse_scales(files, model, names)
 
 
@@ -112,7 +112,7 @@ def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[s
     Raises:
         ModelError: the files have more layers or experts than config.json gives.
     """
-    _refuse_layers(files.source, model, unused)
+    _refuse_layers(files, model, unused)
     if names := _deciding(model, unused):
         logger.warning(
             "%s: config.json has no place for the tensors %s, so they are left out; if the model was trained with "
@@ -130,13 +130,13 @@ def _is_scale(name: str) -> bool:
     return bool(SCALES.fullmatch(name)) and not OF_OTHERS.fullmatch(name)
 
 
-def _refuse_adapters(source: str | Path, names: Iterable[str]) -> None:
+def _refuse_adapters(files: ModelFiles, names: Iterable[str]) -> None:
     if adapters := [name for name in names if ADAPTERS.fullmatch(name)]:
         advice = (
             "merge it by peft (merge_and_unload) and save the model anew, or load it by peft and pass the loaded model"
         )
         reason = f"hold an adapter beside the weights, which config.json does not name: {shortened(adapters)}"
-        raise ModelError(f"the files of {str(source)!r} {reason}; {advice}")
+        raise ModelError(f"the files of {str(files.source)!r} {reason}; {advice}")
 
 
 def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[str]) -> None:
@@ -158,7 +158,7 @@ def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[st
     )
 
 
-def _refuse_layers(source: str | Path, model: PreTrainedModel, names: Iterable[str]) -> None:
+def _refuse_layers(files: ModelFiles, model: PreTrainedModel, names: Iterable[str]) -> None:
     """Refuse files with more layers or experts than the config gives, which transformers would leave out.
 
     MTP layers after the model's own are allowed, since configs do not count them among its layers.
@@ -173,7 +173,7 @@ def _refuse_layers(source: str | Path, model: PreTrainedModel, names: Iterable[s
     field = _count_field(model, length)
     mismatch = f"{list_name[1:]} has {entry_count} entries in the files, and {field} is {length}"
     advice = "correct it, or save the model that was cut anew"
-    raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {mismatch}; {advice}")
+    raise ModelError(f"the weights of {str(files.source)!r} do not fit its config.json: {mismatch}; {advice}")
 
 
 def _extra_entries(names: Iterable[str], lengths: Mapping[str, int]) -> set[tuple[str, int]]:

@@ -167,11 +167,11 @@ class NarrowSession(Session):
     def choose(self, source: int) -> Session:
         return self._session.choose(source)
 
-    def root(self) -> Tensor:
-        return self._session.root()
+    def draft_root(self) -> Tensor:
+        return self._session.draft_root()
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        return self._session.expand(tokens, origins)
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return self._session.draft_level(tokens, origins)
 
     @property
     def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

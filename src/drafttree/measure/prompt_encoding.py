@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from drafttree.core.errors import ContextError, InputError
-from drafttree.engine.chat import Message, render_chat, turn_end
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.measure.prompt_form import PromptForm
 from drafttree.measure.prompts import Example
+from drafttree.text.chat import Message, render_chat, turn_end
 
 BETWEEN = "\n\n"
 """The text between an answer and the next turn, if no chat template is used."""

@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.metrics import EngineRound, Metrics, TextRound
 
-NUMBERS = [field.name for field in fields(Round) if field.type in (int, float, float | None)]
 LISTED = ("committed", "accepted", "nodes", "levels", "draft_passes", "ranks")
 TAIL, PERIOD = 48, 16
 
 
-def columns(rounds: Iterable[Round]) -> np.recarray:
-    """Rounds as rows, with a column for each number of `Round`; NaN stands for None."""
-    rows = list(map(attrgetter(*NUMBERS), rounds))
-    return from_lists(dict(zip(NUMBERS, np.array(rows, float).reshape(-1, len(NUMBERS)).T, strict=True)))
+def columns(rounds: Iterable[TextRound] | Iterable[EngineRound]) -> np.recarray:
+    """Rounds of one class as rows, with a column for each number of the class; NaN stands for None."""
+    rows = list(rounds)
+    round_class = type(rows[0]) if rows else TextRound
+    names = [field.name for field in fields(round_class) if field.type in (int, float, float | None)]
+    numbers = np.array([attrgetter(*names)(row) for row in rows], float).reshape(-1, len(names))
+    return from_lists(dict(zip(names, numbers.T, strict=True)))
 
 
 def from_lists(lists: Mapping[str, Any]) -> np.recarray:

@@ -267,7 +267,7 @@ def _reference_row(
 ) -> _ReferenceRow:
     """The row of the token that follows a text."""
     request = decoder.plain().new_request(prompt, **options)
-    sampling = request.verifier.sampling
+    sampling = request.task.verifier.sampling
     for token in text:
         request.commit([token], 0)
     tokens = request.tokens
@@ -276,7 +276,7 @@ def _reference_row(
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
     is_rounded = target.dtype != torch.float32 or bool(quantized_layers(target.module))
     rounding = _rounding(decoder, tokens, logits) if is_rounded else 0.0
-    shaped_logits = request.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0]
+    shaped_logits = request.text.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0]
     if sampling.greedy:
         return _ReferenceRow(shaped_logits, Sampling(), torch.zeros_like(shaped_logits), rounding)
     noise = gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]

@@ -1,8 +1,8 @@
 """A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
 A policy sees one text. Budget cuts and the choice of the next frontier are the same for all policies
-(`drafttree.engine.tree_growth`), so a paper's method is a dozen lines that can be read beside the paper. Masks are
-numpy arrays: a policy decides on some hundred numbers, for which the host is cheaper than any device.
+(`drafttree.engine.drafting.tree_growth`), so a paper's method is a dozen lines that can be read beside the paper.
+Masks are numpy arrays: a policy decides on some hundred numbers, for which the host is cheaper than any device.
 
 A policy is a frozen pydantic model. Its fields are the parameters, checked when it is made, and one object serves any
 number of requests. What it learns in a text is kept in a state from `init_state`, which belongs to the request.

@@ -102,10 +102,10 @@ def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, 
     texts, gaps = [Text(drafter, prompt, dtype, expected) for prompt in (5, 2, 9)], []
     sessions = [text.session for text in texts]
     for commits in ([[1, 5, 9]], [[9], [6, 7]], []):  # the second behind a round without a draft
-        for text, row in zip(texts, drafter.root(sessions), strict=True):
+        for text, row in zip(texts, drafter.draft_root(sessions), strict=True):
             gaps.append(text.gap(row[None].float()))
         for frontier in FRONTIERS[: form.levels and form.levels - 1]:
-            together = drafter.expand(sessions, [frontier] * len(texts)).split(len(frontier.tokens))
+            together = drafter.draft_level(sessions, [frontier] * len(texts)).split(len(frontier.tokens))
             for text, logits in zip(texts, together, strict=True):
                 text.descend(frontier)
                 gaps.append(text.gap(logits.float()))
@@ -131,7 +131,7 @@ def test_weights_in_fp8_draft_as_their_originals_rounded(name, scheme, tmp_path)
     form.write(tmp_path / "original")
     folders = ("fp8", "rounded", "original")
     drafters = [loaded(form, tmp_path / each)[0].drafter for each in folders]
-    fp8, rounded, original = (each.root([Text(each, 5, torch.float32, None).session]) for each in drafters)
+    fp8, rounded, original = (each.draft_root([Text(each, 5, torch.float32, None).session]) for each in drafters)
     torch.testing.assert_close(fp8, rounded, rtol=1e-4, atol=1e-4)
     finite = original.isfinite()
     assert 0 < float((fp8 - original)[finite].norm() / original[finite].norm()) < 0.1

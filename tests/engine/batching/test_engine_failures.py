@@ -137,7 +137,7 @@ class FailingDrafter(ToyDrafter):
         return session
 
 
-@pytest.mark.parametrize("name", ["root", "expand"])
+@pytest.mark.parametrize("name", ["draft_root", "draft_level"])
 @pytest.mark.parametrize("fails", [lambda call: call == 3, lambda call: call % 5 == 0], ids=["once", "often"])
 def test_a_failing_drafter_costs_its_round_the_drafts(name, fails):
     """From the level on that it fails at."""
@@ -148,14 +148,14 @@ def test_a_failing_drafter_costs_its_round_the_drafts(name, fails):
     assert metrics.failed == 0
     broken = [turn for turn in metrics.rounds if turn.reason == "the drafter failed: the draft broke"]
     assert len(broken) == metrics.drafter_failures
-    assert name == "expand" or all(turn.drafted == 0 for turn in broken)
+    assert name == "draft_level" or all(turn.drafted == 0 for turn in broken)
     assert metrics.drafted > 0
 
 
 @pytest.mark.parametrize("name", ["commit", "prefill", "start"])
 def test_a_drafter_that_fails_between_rounds_ends_the_drafts_of_one_request(name):
     """In `commit`, in `prefill` or where a request begins."""
-    drafter = FailingDrafter(name if name != "start" else "root", lambda call: name != "start" and call == 3)
+    drafter = FailingDrafter(name if name != "start" else "draft_root", lambda call: name != "start" and call == 3)
     if name == "start":
         begin, begun = drafter.start, []
         drafter.start = lambda *arguments: begun.append(arguments) or (begin(*arguments) if len(begun) != 2 else 1 / 0)
@@ -168,7 +168,7 @@ def test_a_drafter_that_fails_between_rounds_ends_the_drafts_of_one_request(name
 
 def test_a_failing_drafter_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "drafttree"):
-        toys(drafter=FailingDrafter("root", lambda call: call == 2)).generate(PROMPTS, max_new_tokens=LENGTH)
+        toys(drafter=FailingDrafter("draft_root", lambda call: call == 2)).generate(PROMPTS, max_new_tokens=LENGTH)
     assert "the drafter failed, so texts go on without drafts: ArithmeticError: the draft broke" in caplog.text
 
 

@@ -11,8 +11,8 @@ from drafttree.core.tree import Proposal
 from drafttree.engine import Request
 from drafttree.engine.drafting import controller
 from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.round_loop import Drafts
 from drafttree.evaluation import text_law as text_laws
 from drafttree.evaluation.pair_trials import COSTLY_DRAFTS

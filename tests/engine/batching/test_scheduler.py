@@ -1,9 +1,10 @@
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from drafttree.engine.batching.scheduler import REGAIN_ROUNDS, Scheduler
+from drafttree.engine.batching.seat import Seat, Status
 from drafttree.engine.generation import Reader
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.prefixes import PrefixCache
@@ -17,34 +18,19 @@ def target() -> TargetModel:
     return TargetModel(tiny.build("llama"))
 
 
-@dataclass(eq=False)
-class Place:
-    """What a scheduler knows of a request."""
-
-    capacity: int
-    order: int
-    group: object
-    turn: int = 0
-    holds_rows: bool = False
-    reader: Reader = field(default_factory=Reader)
+def waiting(rows: int, group: str | None = None) -> Request:
+    """What a scheduler knows of a request that needs so many rows, of a group or of none."""
+    task = SimpleNamespace(capacity=rows, group=group or object())
+    return cast(Request, SimpleNamespace(task=task, reader=Reader()))
 
 
-def waiting(order: int, rows: int, group: str | None = None) -> Request:
-    """A request that needs so many rows, of a group or of none."""
-    return cast(Request, Place(rows, order, group or object()))
-
-
-def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[Request]]:
+def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[Seat]]:
     """A scheduler whose texts, of 30 rows each, all pause until they are read."""
-    scheduler, given = (
-        Scheduler(room, KVMemory(target, PrefixCache(0), memory)),
-        [waiting(order, 30) for order in range(texts)],
-    )
-    for served in given:
-        scheduler.add(served)
+    scheduler = Scheduler(room, KVMemory(target, PrefixCache(0), memory))
+    given = [scheduler.add(waiting(30)) for _ in range(texts)]
     scheduler.admit()
-    for served in given:
-        served.reader.full = True
+    for seat in given:
+        seat.request.reader.full = True
     assert scheduler.pause_unread() == []
     return scheduler, given
 
@@ -52,21 +38,21 @@ def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Sc
 def crowded(target, memory: int = 1000, room: int = 4, texts: int = 6) -> Scheduler:
     """A scheduler whose batch is full with texts of one group."""
     scheduler = Scheduler(room, KVMemory(target, PrefixCache(0), memory))
-    for order in range(texts):
-        scheduler.add(waiting(order, 10, "many"))
+    for _ in range(texts):
+        scheduler.add(waiting(10, "many"))
     scheduler.admit()
     return scheduler
 
 
-def orders(requests) -> list[int]:
-    return [served.order for served in requests]
+def orders(seats) -> list[int]:
+    return [seat.order for seat in seats]
 
 
 def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
     memory = KVMemory(target, PrefixCache(0), 100)
     scheduler = Scheduler(8, memory)
-    for order in range(6):
-        scheduler.add(waiting(order, 30))
+    for _ in range(6):
+        scheduler.add(waiting(30))
     scheduler.admit()
     assert memory.reserved == 90
     for served in list(scheduler.running):
@@ -76,8 +62,8 @@ def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
 
 def test_a_halved_batch_grows_again_by_one_after_quiet_rounds(target):
     scheduler = Scheduler(4, KVMemory(target, PrefixCache(0), 1000))
-    for order in range(4):
-        scheduler.add(waiting(order, 10))
+    for _ in range(4):
+        scheduler.add(waiting(10))
     scheduler.admit()
     scheduler.halve()
     admitted = [len(scheduler.admit()) for _ in range(2 * REGAIN_ROUNDS + 1)]
@@ -87,7 +73,7 @@ def test_a_halved_batch_grows_again_by_one_after_quiet_rounds(target):
 
 def test_halving_a_single_request_sends_nothing_back(target):
     scheduler = Scheduler(4, KVMemory(target, PrefixCache(0), 1000))
-    scheduler.add(waiting(0, 10))
+    scheduler.add(waiting(10))
     scheduler.admit()
     assert scheduler.halve() == []
     assert orders(scheduler.running) == [0]
@@ -95,7 +81,7 @@ def test_halving_a_single_request_sends_nothing_back(target):
 
 def test_a_text_of_another_group_begins_at_once_and_the_youngest_of_many_pauses_for_it(target):
     scheduler = crowded(target)
-    scheduler.add(waiting(6, 10))
+    scheduler.add(waiting(10))
     assert orders(scheduler.admit()) == [6]
     assert orders(scheduler.running) == [0, 1, 2, 6]
     assert orders(scheduler.paused) == [3]
@@ -105,7 +91,7 @@ def test_a_text_of_another_group_begins_at_once_and_the_youngest_of_many_pauses_
 
 def test_a_paused_text_keeps_its_rows_and_goes_on_before_its_group_begins_another(target):
     scheduler = crowded(target)
-    scheduler.add(single := waiting(6, 10))
+    single = scheduler.add(waiting(10))
     scheduler.admit()
     assert scheduler._memory.reserved == 50
     scheduler.remove(single)
@@ -116,8 +102,8 @@ def test_a_paused_text_keeps_its_rows_and_goes_on_before_its_group_begins_anothe
 
 def test_groups_of_many_texts_share_the_batch(target):
     scheduler = crowded(target)
-    for order in range(6, 12):
-        scheduler.add(waiting(order, 10, "as many"))
+    for _ in range(6, 12):
+        scheduler.add(waiting(10, "as many"))
     assert orders(scheduler.admit()) == [6, 7]
     assert sorted(orders(scheduler.running)) == [0, 1, 6, 7]
     assert scheduler.admit() == []
@@ -125,8 +111,8 @@ def test_groups_of_many_texts_share_the_batch(target):
 
 def test_every_group_keeps_a_place_however_many_others_come(target):
     scheduler = crowded(target)
-    for order in range(6, 12):
-        scheduler.add(waiting(order, 10))
+    for _ in range(6, 12):
+        scheduler.add(waiting(10))
     assert orders(scheduler.admit()) == [6, 7, 8]
     scheduler.remove(scheduler.running[0])
     assert scheduler.admit() == []
@@ -137,9 +123,9 @@ def test_every_group_keeps_a_place_however_many_others_come(target):
 def test_a_text_waits_for_one_more_text_of_each_larger_group_where_there_are_fewer_places_than_groups(target, room):
     scheduler = Scheduler(room, KVMemory(target, PrefixCache(0), 1000))
     for order in range(12):
-        scheduler.add(waiting(order, 10, "ab"[order // 6]))
+        scheduler.add(waiting(10, "ab"[order // 6]))
     scheduler.admit()
-    scheduler.add(waiting(12, 10))
+    scheduler.add(waiting(10))
     begun = []
     while 12 not in begun:
         scheduler.remove(scheduler.running[0])
@@ -150,8 +136,8 @@ def test_a_text_waits_for_one_more_text_of_each_larger_group_where_there_are_few
 def test_a_group_goes_on_while_others_keep_coming(target):
     scheduler = crowded(target, room=1, texts=3)
     begun = []
-    for order in range(3, 12):
-        scheduler.add(waiting(order, 10))
+    for _ in range(3, 12):
+        scheduler.add(waiting(10))
         scheduler.remove(scheduler.running[0])
         begun += orders(scheduler.admit())
     assert begun == [1, 3, 2, 4, 5, 6, 7, 8, 9]
@@ -159,16 +145,16 @@ def test_a_group_goes_on_while_others_keep_coming(target):
 
 def test_nothing_pauses_for_a_text_whose_memory_is_not_there(target):
     scheduler = crowded(target, memory=45)
-    scheduler.add(waiting(6, 10))
+    scheduler.add(waiting(10))
     assert scheduler.admit() == []
     assert scheduler.paused == []
 
 
 def test_paused_texts_go_on_before_a_text_for_which_only_their_end_makes_room(target):
     scheduler = crowded(target, memory=60, room=3, texts=3)
-    scheduler.add(waiting(3, 10))
+    scheduler.add(waiting(10))
     scheduler.admit()
-    scheduler.add(large := waiting(4, 60))
+    large = scheduler.add(waiting(60))
     for order in (0, 1, 3):
         scheduler.remove(next(served for served in scheduler.running if served.order == order))
         scheduler.admit()
@@ -179,7 +165,7 @@ def test_paused_texts_go_on_before_a_text_for_which_only_their_end_makes_room(ta
 
 def test_where_memory_runs_out_paused_texts_give_their_rows_up_too(target):
     scheduler = crowded(target)
-    scheduler.add(waiting(6, 10))
+    scheduler.add(waiting(10))
     scheduler.admit()
     assert orders(scheduler.halve()) == [2, 3, 6]
     assert scheduler.paused == []
@@ -188,13 +174,15 @@ def test_where_memory_runs_out_paused_texts_give_their_rows_up_too(target):
 
 
 def test_turns_go_from_group_to_group(target):
-    given = [waiting(0, 1, "a"), waiting(1, 1, "a"), waiting(2, 1, "b"), waiting(3, 1), waiting(4, 1, "b")]
-    assert orders(crowded(target).by_turns(given)) == [0, 2, 3, 1, 4]
+    scheduler = Scheduler(4, KVMemory(target, PrefixCache(0), 1000))
+    given = [scheduler.add(waiting(1, group)) for group in ("a", "a", "b", None, "b")]
+    assert orders(scheduler.by_turns(given)) == [0, 2, 3, 1, 4]
 
 
 def test_a_text_that_is_not_read_pauses_and_keeps_its_rows(target):
     scheduler, given = unread(target)
     assert scheduler.admit() == []
+    assert [seat.status for seat in given] == [Status.PAUSED] * 2
     assert (scheduler.running, scheduler.paused, scheduler.ready) == ([], given, False)
     assert (scheduler._memory.reserved, scheduler.preempted) == (60, 0)
 
@@ -202,7 +190,7 @@ def test_a_text_that_is_not_read_pauses_and_keeps_its_rows(target):
 def test_a_text_that_is_read_again_goes_on_where_it_was(target):
     scheduler, given = unread(target)
     scheduler.admit()
-    given[1].reader.full = False
+    given[1].request.reader.full = False
     assert scheduler.ready
     assert scheduler.pause_unread() == scheduler.admit() == []
     assert scheduler.running == [given[1]]
@@ -210,8 +198,8 @@ def test_a_text_that_is_read_again_goes_on_where_it_was(target):
 
 def test_a_text_that_is_not_read_lets_others_have_its_place(target):
     scheduler, _ = unread(target)
-    for order in range(2, 5):
-        scheduler.add(waiting(order, 10))
+    for _ in range(2, 5):
+        scheduler.add(waiting(10))
     assert scheduler.pause_unread() == []
     assert orders(scheduler.admit()) == [2, 3]
     assert scheduler._memory.reserved == 80
@@ -219,23 +207,23 @@ def test_a_text_that_is_not_read_lets_others_have_its_place(target):
 
 def test_texts_that_are_not_read_give_up_the_rows_that_others_need_and_no_more(target):
     scheduler, given = unread(target)
-    scheduler.add(waiting(2, 70))
+    scheduler.add(waiting(70))
     assert scheduler.ready
     assert orders(scheduler.pause_unread()) == [1]
     assert orders(scheduler.admit()) == [2]
     assert (scheduler._memory.reserved, scheduler.preempted) == (100, 0)
     assert scheduler.paused == [given[0]]
     scheduler.remove(scheduler.running[0])
-    given[1].reader.full = False
+    given[1].request.reader.full = False
     assert scheduler.pause_unread() == []
     assert scheduler.admit() == [given[1]]
 
 
 def test_rows_are_not_given_up_for_a_text_that_has_no_place(target):
     scheduler, _ = unread(target, room=1, texts=1)
-    scheduler.add(waiting(1, 10))
+    scheduler.add(waiting(10))
     scheduler.admit()
-    scheduler.add(waiting(2, 100))
+    scheduler.add(waiting(100))
     assert scheduler.pause_unread() == scheduler.admit() == []
     scheduler.remove(scheduler.running[0])
     assert orders(scheduler.pause_unread()) == [0]
@@ -244,10 +232,10 @@ def test_rows_are_not_given_up_for_a_text_that_has_no_place(target):
 
 def test_a_text_that_was_read_again_waits_for_a_place_and_is_not_passed_by_later_ones(target):
     scheduler, (first,) = unread(target, room=1, texts=1)
-    for order in range(1, 3):
-        scheduler.add(waiting(order, 10))
+    for _ in range(1, 3):
+        scheduler.add(waiting(10))
     assert orders(scheduler.admit()) == [1]
-    first.reader.full = False
+    first.request.reader.full = False
     assert scheduler.pause_unread() == scheduler.admit() == []
     scheduler.remove(scheduler.running[0])
     assert scheduler.admit() == []
@@ -256,7 +244,7 @@ def test_a_text_that_was_read_again_waits_for_a_place_and_is_not_passed_by_later
 
 def test_where_memory_runs_out_texts_that_are_not_read_give_their_rows_up_too(target):
     scheduler, given = unread(target)
-    scheduler.add(waiting(2, 10))
+    scheduler.add(waiting(10))
     scheduler.admit()
     assert scheduler.put_back([]) == given
     assert scheduler._memory.reserved == 10
@@ -268,3 +256,30 @@ def test_by_default_half_of_the_memory_is_for_rows(target):
     with open("/proc/meminfo") as lines:
         total = int(next(line for line in lines if line.startswith("MemTotal")).split()[1]) * 1024
     assert memory == pytest.approx(total / 2, rel=0.01)
+
+
+def test_a_seat_says_how_far_its_request_has_come(target):
+    scheduler = Scheduler(1, KVMemory(target, PrefixCache(0), 100))
+    request = waiting(10)
+    request.unread = 3  # pyright: ignore[reportAttributeAccessIssue]
+    seat = scheduler.add(request)
+    seen = [seat.status]
+    scheduler.admit()
+    seen.append(seat.status)
+    seat.begin()
+    seen.append(seat.status)
+    request.reader.full = True
+    scheduler.pause_unread()
+    seen.append(seat.status)
+    request.reader.full = False
+    scheduler.pause_unread()
+    scheduler.admit()
+    seen.append(seat.status)
+    request.unread = 0  # pyright: ignore[reportAttributeAccessIssue]
+    seat.note_progress()
+    seen.append(seat.status)
+    scheduler.put_back([seat])
+    seen.append(seat.status)
+    scheduler.remove(seat)
+    seen.append(seat.status)
+    assert seen == ["queued", "held", "reading", "paused", "reading", "writing", "queued", "ended"]

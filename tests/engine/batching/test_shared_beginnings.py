@@ -294,7 +294,7 @@ def test_when_the_request_that_reads_fails_the_next_one_reads():
 
 def test_kept_texts_make_room_before_a_request_waits():
     decoder = make()
-    size = decoder.prepare([*SYSTEM, 1], max_new_tokens=4).capacity
+    size = decoder.prepare([*SYSTEM, 1], max_new_tokens=4).task.capacity
     with Engine(decoder, max_kv_tokens=2 * size) as engine:
         for seed in range(4):
             engine.submit(tiny.random_tokens(201, seed), max_new_tokens=4, **GREEDY).result(60)

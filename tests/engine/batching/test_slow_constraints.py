@@ -62,7 +62,7 @@ def write(decoder, constraints: list) -> list[Ends]:
     loop, requests = decoder.batch_loop(len(constraints), budget=6), []
     for order, constraint in enumerate(constraints):
         requests.append(decoder.prepare([1, 2], max_new_tokens=LENGTH, grammar=constraint, seed=order))
-        requests[-1].order, requests[-1].reader = order, Ends(requests)
+        requests[-1].give_to(Ends(requests))
         loop.add(requests[-1])
     while loop.busy:
         loop.step()

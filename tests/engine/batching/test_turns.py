@@ -6,6 +6,7 @@ import torch
 from drafttree import Decoder, Generation
 from drafttree.engine.batching import Engine
 from drafttree.engine.generation import Reader
+from drafttree.engine.request import RequestContext
 from drafttree.policies import Talon
 from helpers.drafter_kinds import drafter_of
 from testing import families, random_cases
@@ -48,14 +49,12 @@ def trained_head() -> Decoder:
 
 def run_crowd(decoder: Decoder, late: int = 3) -> list[tuple[str, list[int]]]:
     """The ends, in order, of a group of many texts and of a few single tokens that are asked for while those run."""
-    loop, ends, order = decoder.batch_loop(ROOM, budget=6), [], 0
+    loop, ends = decoder.batch_loop(ROOM, budget=6), []
 
     def add(name: str, prompt: list[int], length: int, group: object) -> None:
-        nonlocal order
-        request = decoder.prepare(prompt, max_new_tokens=length)
-        request.reader, request.order, request.group = Ends(name, ends), order, group
+        request = decoder.prepare(prompt, RequestContext(group=group), max_new_tokens=length)
+        request.give_to(Ends(name, ends))
         loop.add(request)
-        order += 1
 
     for place in range(MANY):
         add(f"many {place}", [place % 5, 1, 2], LENGTH, "many")
@@ -93,12 +92,12 @@ def test_a_prompt_is_not_read_behind_all_prompts_of_a_group():
     """Prompts of a group are as long as a pass, and the engine has room for all of them."""
     decoder = toys(ToyModel(TARGET))
     loop, ends = decoder.batch_loop(8), []
-    for order in range(7):
-        request = decoder.prepare([1, 2] * 300, max_new_tokens=LENGTH)
-        request.reader, request.order, request.group = Ends("long", ends), order, "long"
+    for _ in range(7):
+        request = decoder.prepare([1, 2] * 300, RequestContext(group="long"), max_new_tokens=LENGTH)
+        request.give_to(Ends("long", ends))
         loop.add(request)
     request = decoder.prepare([3, 4], max_new_tokens=1)
-    request.reader, request.order = Ends("short", ends), 7
+    request.give_to(Ends("short", ends))
     loop.add(request)
     for _ in range(4):
         loop.step()

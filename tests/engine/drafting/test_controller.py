@@ -10,8 +10,8 @@ import pytest
 from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.tree import GrowingTree
-from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.acceptance import MOST, Acceptance
+from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.controller import (
     FIRST_PROBE,
     LONGEST,
@@ -231,7 +231,7 @@ def growing(*parents: int, chance: float = 0.5) -> GrowingTree:
 
 def expanded(texts: list[GrowingTree], controller: Controller, rows: int = 0) -> list[list[int]]:
     limits = controller.limits(Auto(), Proposal.TOP_K, [KIND] * len(texts), len(texts), rows or len(texts))
-    return [[*nodes] for nodes in limits.expand(texts, 1)]
+    return [[*nodes] for nodes in limits.choose_frontier(texts, 1)]
 
 
 def test_the_likeliest_nodes_of_all_texts_are_expanded():
@@ -254,14 +254,14 @@ def test_drawn_trees_are_limited_by_places_before_the_draws():
     controller = frozen()
     limits = controller.limits(Auto(), Proposal.WITH_REPLACEMENT, [(False, 0)], 1, 1)
     root = GrowingTree(1, 9)
-    (most,) = limits.children([root], 1)
+    (most,) = limits.max_children([root], 1)
     assert 1 <= most[0] < 10
     for token in (7, 8):  # whatever was drawn
         text = GrowingTree(1, 9)
         text.add([token] * 3, [0] * 3, [-0.1 * token] * 3, [])
         text.frontier = [1, 2, 3]
         again = controller.limits(Auto(), Proposal.WITH_REPLACEMENT, [(False, 0)], 1, 1)
-        first = [*again.expand([text], 1)]
+        first = [*again.choose_frontier([text], 1)]
         assert first == [[*nodes] for nodes in [[1, 2, 3][: len(first[0])]]]
 
 

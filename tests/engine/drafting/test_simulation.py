@@ -144,7 +144,7 @@ def run(controller: Controller, world: World, batch: int, rounds: int, seed: int
                 for text in texts:
                     if text.frontier:
                         text.grow()
-                frontiers = limits.expand(texts, depth)
+                frontiers = limits.choose_frontier(texts, depth)
                 for text, frontier in zip(texts, frontiers, strict=True):
                     text.frontier = [*frontier]
                 if not any(frontiers):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.engine.chat import turn_end
+from drafttree.text.chat import turn_end
 
 
 @pytest.mark.few(1)

@@ -26,7 +26,6 @@ from openai.types.responses.response_format_text_json_schema_config_param import
 from openai.types.responses.response_input_text_param import ResponseInputTextParam
 from openai.types.shared_params import Reasoning as ReasoningParam
 
-from drafttree.constraints.refusals import Refused
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.completions import CompletionRequest
 from drafttree.interfaces.server.fields import entry_of
@@ -46,6 +45,7 @@ from drafttree.interfaces.server.responses.request import (
 )
 from drafttree.interfaces.server.sampling import StreamOptions
 from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.unsupported_fields import RefusedField
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +107,7 @@ def test_every_field_of_the_installed_openai_package_is_known(model, known):
 )
 def test_every_field_says_what_it_does_or_why_it_is_refused(model):
     for name, field in model.model_fields.items():
-        assert bool(field.description) != isinstance(entry_of(field), Refused), name
+        assert bool(field.description) != isinstance(entry_of(field), RefusedField), name
 
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}

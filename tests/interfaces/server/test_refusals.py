@@ -7,9 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from drafttree import Decoder
-from drafttree.constraints.refusals import FIELDS, METADATA, Clamped, NoEffect, Refused
+from drafttree.constraints.refusals import NoEffect, Refused
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
+from drafttree.interfaces.server.unsupported_fields import FIELDS, METADATA, Clamped
 from helpers.dialects import tokenizer_of
 from testing.toy import Table, ToyModel
 
@@ -872,7 +873,7 @@ VALUES = {
 
 
 def test_every_part_of_the_table_of_fields_is_checked():
-    assert {*PARTS} == {*FIELDS} - {"generate", "dynamo"}
+    assert {*PARTS} == {*FIELDS}
 
 
 @pytest.mark.few(20)

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from drafttree import Metrics
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.interfaces.server.texts import ALL_SAID, Text, Texts
 from testing.live_server import events
 
 ASK = {"messages": [{"role": "user", "content": "Tell me about the old house."}], "max_tokens": 24, "temperature": 0}
 
 
-def turn(nodes: int) -> Round:
-    return Round(1, 0, nodes, 1, 1, 0.0, 0.0, 0.0)
+def turn(nodes: int) -> TextRound:
+    return TextRound(1, 0, nodes, 1, 1, 0.0, 0.0, 0.0)
 
 
 def texts_of(prompts: list[list[int]], *metrics: Metrics) -> Texts:

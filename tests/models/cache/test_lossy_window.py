@@ -126,7 +126,7 @@ def test_a_window_as_long_as_the_text_changes_nothing():
 def test_a_long_text_takes_the_memory_of_its_window():
     decoder = speculative(windowed(build("llama")), "llama")
     request = decoder.new_request(PROMPT, max_new_tokens=200)
-    while not request.finish_reason:
+    while not request.text.finish_reason:
         decoder.step(request)
         assert request.cache.length < WINDOW.rows + WINDOW.slack
         assert request.cache.next_position == len(request.tokens) - 1
@@ -163,8 +163,8 @@ def test_a_cache_with_a_window_takes_no_rows_of_one_without():
     whole.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
     whole.commit(range(3))
     cut.windowed = WindowedRows(WINDOW)
-    assert cut.resume(whole, 3) == 0
-    assert TreeCache(layout, 4).resume(whole, 3) == 3
+    assert cut.copy_from(whole, 3) == 0
+    assert TreeCache(layout, 4).copy_from(whole, 3) == 3
 
 
 def test_rows_of_whole_texts_do_not_serve_a_windowed_one():

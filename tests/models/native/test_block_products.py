@@ -12,6 +12,7 @@ from drafttree.drafters import SuffixDrafter
 from drafttree.models import TargetModel
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.native.products import ProductWeights
 from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.blocks import FORMATS, dequantized, random_blocks
 from drafttree.policies import Talon
@@ -25,14 +26,16 @@ every_format = pytest.mark.parametrize("name", FORMATS)
 
 def packed(weight: Tensor, name: str) -> Any:
     """A model whose head is a weight in blocks."""
-    model = kernels.native.Model(2, torch.zeros(3, INPUTS), INPUTS, 1.0, "float32")
-    model.add_head(None, ([weight], None, None, name), 1.0, 0.0)
+    embeddings = torch.zeros(3, INPUTS)
+    model = kernels.native.Model(threads=2, embeddings=embeddings, width=INPUTS, embedding_scale=1.0, cached="float32")
+    model.add_head(norm=None, weight=ProductWeights([weight], blocks=name), divisor=1.0, cap=0.0)
     return model
 
 
 def product(model: Any, rows: Tensor, threads: int = 2) -> Tensor:
     found = torch.empty(len(rows), OUTPUTS)
-    model.multiply(threads, -1, "head", 0, OUTPUTS, rows.data_ptr(), len(rows), found.data_ptr())
+    place = {"layer": -1, "name": "head", "first": 0, "outputs": OUTPUTS}
+    model.multiply(threads=threads, **place, rows=rows.data_ptr(), count=len(rows), to=found.data_ptr())
     return found
 
 
@@ -61,7 +64,7 @@ def test_what_was_packed_is_read_out_again(name):
     model = packed(weight, name)
     for first, count in ((0, OUTPUTS), (61, 37), (199, 1)):
         part = torch.empty_like(weight[:count])
-        model.unpack(-1, "head", first, count, part.data_ptr())
+        model.unpack(layer=-1, name="head", first=first, count=count, to=part.data_ptr())
         assert torch.equal(part, weight[first : first + count])
 
 

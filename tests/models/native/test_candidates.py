@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttree.engine.tree_growth import best_candidates
+from drafttree.engine.drafting.tree_growth import best_candidates
 from drafttree.models.native.kernels import MOST_CANDIDATES, native_candidates
 from testing.marks import needs_native
 

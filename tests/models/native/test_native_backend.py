@@ -314,22 +314,6 @@ def test_without_the_package_layers_are_fused(monkeypatch):
     assert isinstance(choose_backend(tiny.build("llama")), FusedBackend)
 
 
-@pytest.mark.parametrize(("later", "said"), [(-1, "a newer one"), (1, "an older one")])
-def test_a_package_of_another_version_is_left_alone(monkeypatch, caplog, later, said):
-    monkeypatch.setattr(kernels.native, "CALLS", kernels.CALLS + later)
-    assert kernels.find_native() is None
-    assert f"this drafttree needs {said} of drafttree-native; install both anew" in caplog.text
-
-
-def test_a_package_that_does_not_load_is_told(monkeypatch, caplog):
-    def broken(name):
-        raise ImportError("GLIBC_2.99 not found")
-
-    monkeypatch.setattr(kernels.importlib, "import_module", broken)
-    assert kernels.find_native() is None
-    assert "drafttree-native does not load (GLIBC_2.99 not found), so passes run on torch" in caplog.text
-
-
 def test_where_memory_is_short_no_second_copy_is_made(monkeypatch):
     short = type("Memory", (), {"free": 1000, "total": 10000})()
     monkeypatch.setattr(native_backend, "machine_memory", lambda: short)

@@ -51,8 +51,8 @@ def test_a_product_that_is_packed_wrongly_is_refused_and_told(dtype, quantize, d
     read = products._read
 
     def read_wrongly(layers, taken):
-        weights, *others = read(layers, taken)
-        return [damage(weights[0]), *weights[1:]], *others
+        product = read(layers, taken)
+        return product._replace(weights=[damage(product.weights[0]), *product.weights[1:]])
 
     monkeypatch.setattr(products, "_read", read_wrongly)
     model = TargetModel(make("llama", dtype, quantize), choose_backend)

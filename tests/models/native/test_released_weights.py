@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import drafttree
-from drafttree.drafters.heads import own_bytes
+from drafttree.drafters.target_parts import own_bytes
 from drafttree.engine.drafting.prices import _digest
 from drafttree.models import TargetModel, append, choose_backend
 from drafttree.models.module.released import MOST, ReleasedWeight, shapes

@@ -14,8 +14,11 @@ keep the work and the noise small:
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,11 +42,12 @@ from drafttree.interfaces.console import make_console, progress
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.verifiers import Coupled, Verifier
 from drafttree_lab.options import PromptOptions
+from drafttree_lab.speed_rows import group_by
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt
     from drafttree.engine.request import Request
-    from drafttree.measure.driver import Way
+    from drafttree.measure.driver import Cell, Way
     from drafttree.measure.run_store import RunStore
 
 Verifiers = Annotated[
@@ -75,6 +79,16 @@ Lengths = dict[str, dict[str, float]]
 """Per shape and verifier the expected number of accepted tokens."""
 
 
+@dataclass(frozen=True)
+class ContextOptions:
+    """At which contexts trees are judged."""
+
+    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0"
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2
+    stride: Annotated[int, typer.Option(min=1, help="Number of tokens between rounds.")] = 24
+    seed: Seed = 0
+
+
 @grouped
 def bench(
     context: typer.Context,
@@ -90,10 +104,7 @@ def bench(
         ),
     ] = None,
     verifiers: Verifiers = ["rrsw,traversal,point-mass,coupled"],  # noqa: B006
-    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0",
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2,
-    stride: Annotated[int, typer.Option(min=1, help="Number of tokens between rounds.")] = 24,
-    seed: Seed = 0,
+    contexts: ContextOptions = ContextOptions(),
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -102,19 +113,23 @@ def bench(
     Over tree shapes and temperatures, and by category where prompts have several. --limit takes that many prompts from
     each file, evenly spaced.
     """
-    warmth = parse_temperatures(temperatures)
-    shape_policies = shapes and [*parse_policies(shapes).values()]
-    judges = [*parse_verifiers(verifiers).values()]
+    options: dict[str, Any] = {
+        "temperatures": parse_temperatures(contexts.temperatures),
+        "shapes": shapes and [*parse_policies(shapes).values()],
+        "verifiers": [*parse_verifiers(verifiers).values()],
+        "rounds": contexts.rounds,
+        "stride": contexts.stride,
+        "seed": contexts.seed,
+    }
 
     from drafttree.interfaces.cli.decoders import load_speculative
 
     decoder = load_speculative(target, drafter, dtype, device)
-    tasks = prompts.token_ids_by_task(decoder, rounds * stride + 64)
-    ids = [prompt_ids for _, prompt_ids in tasks]
-    store = results.open_store(context, tasks)
-    options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
-    options |= {"shapes": shape_policies, "verifiers": judges, "tasks": [task for task, _ in tasks]}
-    with progress(len(warmth) * len(ids)) as advance:
+    task_prompts = prompts.token_ids_by_task(decoder, contexts.rounds * contexts.stride + 64)
+    store = results.open_store(context, task_prompts)
+    options["tasks"] = list(map(itemgetter(0), task_prompts))
+    ids = list(map(itemgetter(1), task_prompts))
+    with progress(len(options["temperatures"]) * len(ids)) as advance:
         report = measure_acceptance(decoder, ids, progress=advance, store=store, **options)
     results.finish(store, measure.to_json(report), lambda: _show(report))
 
@@ -155,6 +170,67 @@ def measure_acceptance(
         ConfigError: the drafter is none, or cannot begin several trees in the same place; or a shape and a verifier are
             not lossless together.
     """
+    _check_drafter(decoder)
+    judges = parse_verifiers(verifiers)
+    tree_shapes = SHAPES if shapes is None else _whole_trees(shapes)
+    _check(tree_shapes, judges)
+    judging = Judging(decoder.with_verifier(Coupled), tree_shapes, judges, rounds, stride, seed)
+    task_names = [*tasks] or [ALL] * len(prompts)
+    task_prompts = list(zip(task_names, enumerate(prompts), strict=True))
+    cells = measure.race(judging.ways(temperatures), task_prompts, list[Lengths], store=store, progress=progress)
+    return {
+        "rows": list(_rows(cells, by_task=len(set(task_names)) > 1)),
+        "prompts": len(prompts),
+        "rounds": sum(map(len, map(attrgetter("result"), cells))),
+        "stride": stride,
+        "published_gain": PUBLISHED_GAIN,
+    }
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How the trees of a prompt are judged.
+
+    Attributes:
+        decoder: the decoder whose target and drafter are used.
+        shapes: as of `SHAPES`.
+        verifiers: the verifiers by name.
+        rounds: contexts of a prompt.
+        stride: tokens between them.
+        seed: the random seed of the first prompt; the i-th has the seed + i.
+    """
+
+    decoder: "Decoder"
+    shapes: Shapes
+    verifiers: Mapping[str, type[Verifier]]
+    rounds: int
+    stride: int
+    seed: int
+
+    def ways(self, temperatures: Sequence[float]) -> "dict[str, Way]":
+        """`run` at each temperature, by its name."""
+        return {f"{temperature:g}": partial(self.run, temperature) for temperature in temperatures}
+
+    def run(self, temperature: float, numbered_prompt: "tuple[int, Prompt]") -> list[Lengths]:
+        """The accepted lengths at every context of a prompt."""
+        number, prompt = numbered_prompt
+        options = {"temperature": temperature, "seed": self.seed + number}
+        with torch.inference_mode():
+            contexts = _contexts(self.decoder, prompt, self.rounds, self.stride, options)
+            return [_lengths(self.decoder, text, self.shapes, self.verifiers) for text in contexts]
+
+
+def _whole_trees(policies: Sequence[PolicyLike]) -> Shapes:
+    """Shapes that are the whole trees of policies."""
+    return {spec: {spec: MAX_LEVELS} for spec in parse_policies(policies)}
+
+
+def _check_drafter(decoder: "Decoder") -> None:
+    """Refuse a drafter that cannot begin several trees in the same place.
+
+    Raises:
+        ConfigError: it is no language model.
+    """
     from drafttree.drafters.language_model import LanguageModelDrafter
     from drafttree_lab.graded import GradedDrafter
 
@@ -162,45 +238,18 @@ def measure_acceptance(
         raise ConfigError(
             "acceptance is measured with a language model as drafter; name one, such as --drafter embedded-draft"
         )
-    judges = parse_verifiers(verifiers)
-    decoder = decoder.with_verifier(Coupled)
-    tree_shapes: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
-    _check(tree_shapes, judges)
 
-    def run(temperature: float, asked: "tuple[int, Prompt]") -> list[Lengths]:
-        options = {"temperature": temperature, "seed": seed + asked[0]}
-        with torch.inference_mode():
-            contexts = _contexts(decoder, asked[1], rounds, stride, options)
-            return [_lengths(decoder, text, tree_shapes, judges) for text in contexts]
 
-    ways: dict[str, Way] = {f"{temperature:g}": partial(run, temperature) for temperature in temperatures}
-    task_names = [*tasks] or [ALL] * len(prompts)
-    task_prompts = [
-        (task, numbered_prompt) for task, numbered_prompt in zip(task_names, enumerate(prompts), strict=True)
-    ]
-    cells = measure.race(ways, task_prompts, list[Lengths], store=store, progress=progress)
-    rows = list[dict[str, Any]]()
-    for temperature in ways:
-        group_lengths = [(cell.group, _mean(cell.result)) for cell in cells if cell.way == temperature]
-        groups = {ALL: [lengths for _, lengths in group_lengths]}
-        if len({*task_names}) > 1:
-            groups |= {
-                task: [lengths for group, lengths in group_lengths if group == task]
-                for task in dict.fromkeys(group for group, _ in group_lengths)
-            }
-        rows += [
-            _row(float(temperature), task, shape, task_lengths)
-            for task, task_lengths in groups.items()
-            for shape in task_lengths[0]
-        ]
-    round_count = sum(len(cell.result) for cell in cells)
-    return {
-        "rows": rows,
-        "prompts": len(prompts),
-        "rounds": round_count,
-        "stride": stride,
-        "published_gain": PUBLISHED_GAIN,
-    }
+def _rows(cells: Iterable["Cell"], *, by_task: bool) -> Iterator[dict[str, Any]]:
+    """A row for every temperature and shape, over all prompts, and over those of each task if that is wanted."""
+    for temperature, way_cells in group_by(cells, attrgetter("way")).items():
+        tasks = {ALL: way_cells}
+        if by_task:
+            tasks |= group_by(way_cells, attrgetter("group"))
+        for task, task_cells in tasks.items():
+            prompt_lengths = [_mean(cell.result) for cell in task_cells]
+            for shape in prompt_lengths[0]:
+                yield _row(float(temperature), task, shape, prompt_lengths)
 
 
 def _contexts(
@@ -222,7 +271,7 @@ def _contexts(
         with torch.inference_mode():
             prefill(decoder.target, request.cache, [request.tokens[-1], *next_tokens[:-1]])
             request.drafting.session.commit(next_tokens, ())
-        request.tokens += next_tokens
+        request.text.skip(next_tokens)
         yield request
 
 
@@ -233,17 +282,17 @@ def _lengths(
     from drafttree_lab.judged_tree import JudgedTree, grower_of, score_trees
 
     growers = dict.fromkeys(map(grower_of, verifiers.values()))
-    trees = {
-        (spec, grower): JudgedTree(decoder, request, make_policy(spec), grower) for spec in shapes for grower in growers
-    }
+    trees: dict[tuple[str, type[Verifier]], JudgedTree] = {}
+    for spec, grower in product(shapes, growers):
+        trees[spec, grower] = JudgedTree(decoder, request, make_policy(spec), grower)
     score_trees(decoder, request, list(trees.values()))
-    return {
-        shape: {
-            name: trees[spec, grower_of(verifier)].accepted(verifier, levels) for name, verifier in verifiers.items()
-        }
-        for spec, upper in shapes.items()
-        for shape, levels in upper.items()
-    }
+    lengths: Lengths = {}
+    for spec, upper_levels in shapes.items():
+        for shape, levels in upper_levels.items():
+            lengths[shape] = {}
+            for name, verifier in verifiers.items():
+                lengths[shape][name] = trees[spec, grower_of(verifier)].accepted(verifier, levels)
+    return lengths
 
 
 def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
@@ -262,32 +311,41 @@ def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
             compatibility.check(policy, verifier)
 
 
-def _mean(lengths: list[Lengths]) -> Lengths:
+def _mean(round_lengths: Sequence[Lengths]) -> Lengths:
     """The mean over a prompt's rounds, as tokens per round: the bonus token is counted from here on."""
+    means: Lengths = {}
+    for shape, judges in round_lengths[0].items():
+        means[shape] = {}
+        for judge in judges:
+            means[shape][judge] = 1 + statistics.fmean(lengths[shape][judge] for lengths in round_lengths)
+    return means
+
+
+def _row(temperature: float, task: str, shape: str, prompt_lengths: Sequence[Lengths]) -> dict[str, Any]:
+    values: dict[str, list[float]] = {}
+    for judge in prompt_lengths[0][shape]:
+        values[judge] = [lengths[shape][judge] for lengths in prompt_lengths]
+    gain = None
+    if "traversal" in values and "rrsw" in values:
+        gain = measure.Interval.of_gain_by_student(values["traversal"], values["rrsw"])
     return {
-        shape: {judge: 1 + statistics.fmean(round_[shape][judge] for round_ in lengths) for judge in judges}
-        for shape, judges in lengths[0].items()
+        "temperature": temperature,
+        "shape": shape,
+        "tokens": dict(zip(values, map(measure.Interval.by_student, values.values()), strict=True)),
+        "gain": gain,
+        "task": task,
+        "prompts": len(prompt_lengths),
     }
 
 
-def _row(temperature: float, task: str, shape: str, found: Sequence[Lengths]) -> dict[str, Any]:
-    values = {judge: [prompt[shape][judge] for prompt in found] for judge in found[0][shape]}
-    tokens = {judge: measure.Interval.by_student(of_prompts) for judge, of_prompts in values.items()}
-    compared = [values[name] for name in ("traversal", "rrsw") if name in values]
-    gain = measure.Interval.of_gain_by_student(*compared) if len(compared) == 2 else None
-    row = {"temperature": temperature, "shape": shape, "tokens": tokens, "gain": gain}
-    return row | {"task": task, "prompts": len(found)}
-
-
 def _show(report: Mapping[str, Any]) -> None:
-    for temperature, task in dict.fromkeys((row["temperature"], row["task"]) for row in report["rows"]):
-        task_rows = [row for row in report["rows"] if (row["temperature"], row["task"]) == (temperature, task)]
+    for (temperature, task), task_rows in group_by(report["rows"], itemgetter("temperature", "task")).items():
         rows = [{"tree": row["shape"], **row["tokens"], "traversal over rrsw": row["gain"]} for row in task_rows]
         columns = {"tree": "", **dict.fromkeys(task_rows[0]["tokens"], ".3f"), "traversal over rrsw": ".1%"}
         title = f"T = {temperature:g}, {task}: tokens per round, {task_rows[0]['prompts']} prompts"
         make_console().print(measure.to_table(title, rows, columns), "")
     rounds = f"{report['rounds']} rounds, {report['stride']} tokens apart"
     print(f"intervals are 95 % over prompts, by Student's t; {rounds}")
-    if any(row["gain"] for row in report["rows"]):
+    if any(map(itemgetter("gain"), report["rows"])):
         low, high = PUBLISHED_GAIN
         print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")

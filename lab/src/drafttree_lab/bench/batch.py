@@ -6,13 +6,14 @@ Only rounds of the steady state count: the batch is full, and no prompt is being
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import cycle, islice, pairwise
+from functools import cached_property, partial
+from itertools import chain, cycle, islice, product
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,11 +31,15 @@ from drafttree.measure.method import PLAIN
 from drafttree.measure.shapes import find_shape
 from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
 from drafttree_lab.peers.programs import LLAMA_CPP, TRANSFORMERS, check_installed, open_program
+from drafttree_lab.speed_rows import group_by
 
 if TYPE_CHECKING:
-    from drafttree.engine.batching.loop import BatchLoop
+    from drafttree.engine.batching.loop import BatchLoop, Result
     from drafttree.engine.decoder import Decoder
+    from drafttree.engine.metrics import EngineRound
     from drafttree.measure.driver import Cell, Way
+    from drafttree.measure.run_store import RunStore
+    from drafttree.policies import TreePolicy
 
 SPECULATIVE, ONE_BY_ONE, FIXED = "speculative", "one by one", "fixed "
 PEERS = (TRANSFORMERS, LLAMA_CPP)
@@ -51,6 +56,18 @@ RATIOS |= dict.fromkeys(("over best fixed", "over transformers", "over llama.cpp
 RATIOS |= dict.fromkeys(("plain over transformers", "plain over llama.cpp", "plain over one by one"), ".2f")
 DRAFTS = {"batch": ">", "k": ".1f", "drafted": ".0%", "tau": ".2f", "expected": ".2f", "predicted gain": ".2f"}
 DRAFTS |= dict.fromkeys(("v", "c", "delta", "h", "h0", "R law", "R"), ".2f")
+
+
+class Turn(NamedTuple):
+    """Prompts that every way decodes before the next ones.
+
+    Attributes:
+        size: how many are decoded at a time.
+        prompts: their token ids.
+    """
+
+    size: int
+    prompts: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,92 @@ class BatchRun:
     drafter_failures: int = 0
 
 
+@dataclass(frozen=True)
+class BatchPlan:
+    """What is compared at which sizes.
+
+    Attributes:
+        sizes: batch sizes, the smallest first.
+        budgets: fixed budgets to compare with.
+        programs: other programs.
+        policy: how trees grow.
+        one_by_one: whether texts are also written one after the other.
+        repeats: turns per size.
+    """
+
+    sizes: list[int]
+    budgets: list[int]
+    programs: list[str]
+    policy: "TreePolicy"
+    one_by_one: bool
+    repeats: int
+
+    def turns(self, prompts: Sequence[Sequence[int]]) -> list[tuple[str, Turn]]:
+        """The turns of all sizes, each after its size, as prompts of `race`."""
+        turns: list[tuple[str, Turn]] = []
+        for number, size in product(range(self.repeats), self.sizes):
+            turns.append((str(size), Turn(size, turn_prompts(prompts, size, number))))
+        return turns
+
+    def ways(self, decoder: "Decoder", options: Mapping[str, Any]) -> "dict[str, Way]":
+        """drafttree's ways of decoding a turn, by name."""
+        ways: dict[str, Way] = {
+            SPECULATIVE: EngineWay(decoder, options).run,
+            PLAIN: EngineWay(decoder.plain(), options).run,
+        }
+        for budget in self.budgets:
+            ways[f"{FIXED}{budget}"] = EngineWay(decoder.with_target(decoder.target), options, budget).run
+        if self.one_by_one:
+            plain_way = EngineWay(decoder.plain(), options)
+            ways[ONE_BY_ONE] = lambda turn: plain_way.run(Turn(1, turn.prompts[:ALONE]))
+        return ways
+
+    def runs(self, way: str, size: str) -> bool:
+        """Whether a way runs at a size; texts are written one by one at a single size."""
+        alone_size = max((size for size in self.sizes if size <= ALONE_AT), default=self.sizes[0])
+        return way != ONE_BY_ONE or size == str(alone_size)
+
+    def race(self, ways: "Mapping[str, Way]", turns: Sequence[tuple[str, Turn]], store: "RunStore") -> "list[Cell]":
+        """Let all ways decode all turns."""
+        run_count = sum(self.runs(way, size) for way, (size, _) in product(ways, turns))
+        with progress(run_count) as advance:
+            return measure.race(ways, turns, BatchRun, runs=self.runs, store=store, progress=advance)
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What is compared at which sizes, by options."""
+
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32,64"
+    drafter: Drafter = "auto"
+    policy: PolicySpec = None
+    budgets: Annotated[
+        str, typer.Option(help="Fixed budgets to compare with: drafted nodes per request and round.")
+    ] = "1,2,4,8"
+    peers: Annotated[
+        str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}; transformers' generate_batch.")
+    ] = None
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate one text after the other.")
+    ] = True
+    repeats: Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")] = 3
+
+    def parse(self) -> BatchPlan:
+        """What the options say.
+
+        Raises:
+            ConfigError: an option has a value that is not known, or a program is not installed.
+        """
+        sizes = sorted(set(parse_numbers(self.batches, "--batches", 1)))
+        budgets = parse_numbers(self.budgets, "--budgets", 1)
+        programs = split_names(self.peers) if self.peers else []
+        check_installed(programs)
+        if unsupported_peers := {*programs} - {*PEERS}:
+            raise ConfigError(f"{unsupported_peers.pop()} writes one text at a time; leave it out of --peers")
+        policy = make_policy(self.policy) if self.policy else default_policy(None)
+        return BatchPlan(sizes, budgets, programs, policy, self.one_by_one, self.repeats)
+
+
 @grouped
 def bench(
     context: typer.Context,
@@ -78,69 +181,54 @@ def bench(
     prompts: PromptOptions,
     results: ResultOptions,
     draws: DrawOptions = DrawOptions(max_new_tokens=64),
-    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32,64",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = None,
-    budgets: Annotated[
-        str, typer.Option(help="Fixed budgets to compare with: drafted nodes per request and round.")
-    ] = "1,2,4,8",
-    peers: Annotated[
-        str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}; transformers' generate_batch.")
-    ] = None,
-    one_by_one: Annotated[
-        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate one text after the other.")
-    ] = True,
-    repeats: Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")] = 3,
+    batch_options: BatchOptions = BatchOptions(),
 ) -> None:
     """Measure speculation by batch size.
 
     Compares the shared budget with packed plain decoding, fixed budgets and other programs, in turns on the same
     prompts, with texts of the same length.
     """
-    sizes = list(dict.fromkeys(sorted(parse_numbers(batches, "--batches", 1))))
-    nodes = parse_numbers(budgets, "--budgets", 1)
-    programs = split_names(peers) if peers else []
-    check_installed(programs)
-    if unsupported_peers := {*programs} - {*PEERS}:
-        raise ConfigError(f"{unsupported_peers.pop()} writes one text at a time; leave it out of --peers")
-    if programs and draws.temperature:
+    plan = batch_options.parse()
+    if plan.programs and draws.temperature:
         raise ConfigError("other programs draw in their own ways; leave out --temperature or --peers")
-    tree_policy = make_policy(policy) if policy else default_policy(None)
     Sampling.from_options(asdict(draws))
     if models.inflated:
         find_shape(models.inflated)
 
-    decoder = models.load(drafter).with_policy(tree_policy)
+    decoder = models.load(batch_options.drafter).with_policy(plan.policy)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {models.target!r}; name one with --drafter")
     ids = prompts.mixed_token_ids(decoder, draws.max_new_tokens)
     store = results.open_store(context, ids)
-    options = {**asdict(draws), "ignore_eos": True}
-    turns = [(str(size), (size, turn_prompts(ids, size, turn))) for turn in range(repeats) for size in sizes]
-    alone_size = str(max((size for size in sizes if size <= ALONE_AT), default=sizes[0]))
-    ways: dict[str, Way] = {
-        SPECULATIVE: EngineWay(decoder, options).run,
-        PLAIN: EngineWay(decoder.plain(), options).run,
-        **{f"{FIXED}{budget}": EngineWay(decoder.with_target(decoder.target), options, budget).run for budget in nodes},
-    }
-    if one_by_one:
-        plain_way = EngineWay(decoder.plain(), options)
-        ways[ONE_BY_ONE] = lambda turn: plain_way.run((1, turn[1][:ALONE]))
-    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
-        peer_ways, notes = _peers(programs, decoder, ids[0], draws.max_new_tokens, max(sizes), models, Path(folder))
-        ways |= peer_ways
-
-        def runs(way: str, size: str) -> bool:
-            return way != ONE_BY_ONE or size == alone_size
-
-        with progress(sum(runs(way, size) for size, _ in turns for way in ways)) as advance:
-            cells = measure.race(ways, turns, BatchRun, runs=runs, store=store, progress=advance)
-    report: dict[str, Any] = {"rows": make_rows(cells), "target": repr(decoder.target)}
-    report |= {"threads": torch.get_num_threads(), "prompts": len(ids)}
-    report["texts"] = sum(len(cell.result.texts) for cell in cells)
-    report |= {"differences": [*find_differences(decoder, cells, dict(enumerate(turns)), options)], "peers": notes}
-    report["drafter_failures"] = sum(cell.result.drafter_failures for cell in cells)
+    report = _measure(plan, decoder, ids, models, draws, store)
     results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def _measure(
+    plan: BatchPlan,
+    decoder: "Decoder",
+    prompts: Sequence[list[int]],
+    models: TargetOptions,
+    draws: DrawOptions,
+    store: "RunStore",
+) -> dict[str, Any]:
+    """Let all ways decode all turns, and compare their texts."""
+    options = {**asdict(draws), "ignore_eos": True}
+    turns = plan.turns(prompts)
+    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
+        peer_ways, notes = _peers(plan, decoder, prompts[0], draws.max_new_tokens, models, Path(folder))
+        cells = plan.race(plan.ways(decoder, options) | peer_ways, turns, store)
+    texts = chain.from_iterable(map(attrgetter("result.texts"), cells))
+    return {
+        "rows": make_rows(cells),
+        "target": repr(decoder.target),
+        "threads": torch.get_num_threads(),
+        "prompts": len(prompts),
+        "texts": len(list(texts)),
+        "differences": list(find_differences(decoder, cells, turns, options)),
+        "peers": notes,
+        "drafter_failures": sum(map(attrgetter("result.drafter_failures"), cells)),
+    }
 
 
 def turn_prompts(prompts: Sequence[Sequence[int]], size: int, turn: int) -> list[list[int]]:
@@ -173,7 +261,7 @@ class EngineWay:
         self._budget = budget
         self._loops: dict[int, BatchLoop] = {}
 
-    def run(self, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
+    def run(self, turn: Turn) -> BatchRun:
         """Decode the prompts of a turn, so many at a time."""
         size, prompts = turn
         if size not in self._loops:
@@ -183,66 +271,73 @@ class EngineWay:
         return self._write(size, prompts, self._options)
 
     def _write(self, size: int, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> BatchRun:
-        from drafttree.engine.batching.loop import Result
-
-        errors: list[Exception] = []
         loop = self._loops[size]
+        earlier_failures = loop.metrics.drafter_failures
+        errors: list[Exception] = []
         start_time = time.perf_counter()
-        metrics = loop.metrics
-        failures = loop.metrics.drafter_failures
-        results = [Result(errors) for _ in prompts]
-        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + index})
-            request.reader = result
-            request.order = index
-            loop.add(request)
-        rounds = []
-        gains = list[float]()
-        while loop.busy:
-            started = time.perf_counter()
-            loop.step()
-            turn = metrics.latest
-            if turn and turn.batch == size and not turn.prefill_rows:
-                expected_tokens = turn.batch if turn.expected is None else turn.expected
-                rounds.append(replace(turn, seconds=time.perf_counter() - started, expected=expected_tokens))
-                gains.append(metrics.predicted_gain or 0.0)
+        results = self._submit(loop, prompts, options, errors)
+        steady_rounds = list(_run_loop(loop, size))
         seconds = time.perf_counter() - start_time
         if errors:
             raise errors[0]
-        columns = measure.columns(rounds)
-        texts = [result.text.tokens for result in results]
-        round_columns = {name: columns[name].tolist() for name in columns.dtype.names or ()} | {"gain": gains}
-        return BatchRun(texts, seconds, round_columns, metrics.drafter_failures - failures)
+        columns = measure.columns(round_ for round_, _ in steady_rounds)
+        rounds = {name: columns[name].tolist() for name in columns.dtype.names or ()}
+        rounds["gain"] = [gain for _, gain in steady_rounds]
+        texts = list(map(attrgetter("text.tokens"), results))
+        return BatchRun(texts, seconds, rounds, loop.metrics.drafter_failures - earlier_failures)
+
+    def _submit(
+        self, loop: "BatchLoop", prompts: Sequence[Sequence[int]], options: Mapping[str, Any], errors: list[Exception]
+    ) -> "list[Result]":
+        """Give a loop its prompts; return their results, which add errors of requests to `errors`."""
+        from drafttree.engine.batching.loop import Result
+
+        results: list[Result] = []
+        for index, prompt in enumerate(prompts):
+            request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + index})
+            result = Result(errors)
+            request.give_to(result)
+            loop.add(request)
+            results.append(result)
+        return results
+
+
+def _run_loop(loop: "BatchLoop", size: int) -> "Iterator[tuple[EngineRound, float]]":
+    """Run a loop to the end of its texts; yield the rounds of its steady state, each with the gain it predicts."""
+    while loop.busy:
+        started = time.perf_counter()
+        loop.step()
+        seconds = time.perf_counter() - started
+        turn = loop.metrics.latest
+        if turn and turn.batch == size and not turn.prefill_rows:
+            expected_tokens = turn.batch if turn.expected is None else turn.expected
+            steady_round = replace(turn, seconds=seconds, expected=expected_tokens)
+            yield steady_round, loop.metrics.predicted_gain or 0.0
 
 
 def _peers(
-    programs: Sequence[str],
-    decoder: "Decoder",
-    trial: list[int],
-    length: int,
-    largest: int,
-    models: TargetOptions,
-    folder: Path,
-) -> tuple[dict[str, "Way"], list[str]]:
+    plan: BatchPlan, decoder: "Decoder", trial: list[int], length: int, models: TargetOptions, folder: Path
+) -> "tuple[dict[str, Way], list[str]]":
     """Other programs as ways, and what they are, or why they do not run."""
     ways = dict[str, "Way"]()
     notes = list[str]()
 
-    def way(program: Any, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
-        texts, times = program(turn[1], length)
-        return BatchRun(texts, max(text_times[-1] for text_times in times), steady_rounds(times))
+    def way(program: Any, turn: Turn) -> BatchRun:
+        texts, times = program(turn.prompts, length)
+        return BatchRun(texts, max(map(itemgetter(-1), times)), steady_rounds(times))
 
-    if TRANSFORMERS in programs:
+    if TRANSFORMERS in plan.programs:
         from drafttree_lab.peers import continuous_batching
 
         reason = continuous_batching.why_not(decoder, trial)
         notes.append(f"transformers: {f'not measured: {reason}' if reason else continuous_batching.describe(decoder)}")
         if not reason:
             ways[TRANSFORMERS] = partial(way, partial(continuous_batching.generate_batch, decoder))
-    if LLAMA_CPP in programs:
+    if LLAMA_CPP in plan.programs:
         from drafttree.engine.round_loop import LONGEST_PART
 
-        program = open_program(LLAMA_CPP, decoder, models, folder, LONGEST_PART + 1 + length, streams=largest)
+        streams = max(plan.sizes)
+        program = open_program(LLAMA_CPP, decoder, models, folder, LONGEST_PART + 1 + length, streams=streams)
         ways[LLAMA_CPP] = partial(way, program.generate_together)
     return ways, notes
 
@@ -253,14 +348,50 @@ def steady_rounds(times: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     Args:
         times: when each token of each text was there.
     """
-    begin = max(text_times[0] for text_times in times)
-    shortest_times = min(times, key=lambda own: own[-1])
-    seconds = [
-        next_time - previous_time
-        for previous_time, next_time in pairwise([begin, *(time for time in shortest_times if time > begin)])
-    ]
+    begin = max(map(itemgetter(0), times))
+    shortest_times = min(times, key=itemgetter(-1))
+    pass_times = [begin, *(time for time in shortest_times if time > begin)]
+    seconds = np.diff(pass_times).tolist()
     texts = [float(len(times))] * len(seconds)
     return {"seconds": seconds, "committed": texts, "batch": texts, "nodes": texts}
+
+
+@dataclass(frozen=True)
+class WayRuns:
+    """The turns of a way at one size.
+
+    Attributes:
+        runs: what it has made of each.
+    """
+
+    runs: Sequence[BatchRun]
+
+    @cached_property
+    def turn_rounds(self) -> "list[np.recarray]":
+        """The rounds of the steady state of each turn."""
+        return [measure.from_lists(run.rounds) for run in self.runs]
+
+    @property
+    def rounds(self) -> "np.recarray":
+        """Those of all turns."""
+        return np.concatenate(self.turn_rounds).view(np.recarray)
+
+    @cached_property
+    def steady(self) -> list[tuple[float, float]]:
+        """Tokens and seconds of the steady state of each turn; empty if some turn has none."""
+        totals = [(float(rounds.committed.sum()), float(rounds.seconds.sum())) for rounds in self.turn_rounds]
+        return totals if all(map(itemgetter(1), totals)) else []
+
+    @property
+    def whole(self) -> list[tuple[int, float]]:
+        """Tokens and seconds of each turn, prompts included."""
+        return [(sum(map(len, run.texts)), run.seconds) for run in self.runs]
+
+    def ratio(self, other: "WayRuns | None") -> "measure.Interval | None":
+        """The speed in the steady state over that of another way; None if one of them has none."""
+        if other is None or not self.steady or not other.steady:
+            return None
+        return measure.Interval.of_speeds_by_jackknife(self.steady, other.steady)
 
 
 def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
@@ -269,8 +400,7 @@ def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
     `R` is speculative over plain decoding. A ratio is left out where a way has no steady state in some turn; plain
     decoding over one text after the other has no interval where those are of the turns of another size.
     """
-    sizes = dict.fromkeys(cell.group for cell in cells)
-    rows = [_row(size, [cell for cell in cells if cell.group == size]) for size in sizes]
+    rows = [_row(size, size_cells) for size, size_cells in group_by(cells, attrgetter("group")).items()]
     one_by_one_speed = next((row["speeds"][ONE_BY_ONE] for row in rows if ONE_BY_ONE in row["speeds"]), None)
     for row in rows:
         if one_by_one_speed and row["plain over one by one"] is None and (speed := row["speeds"].get(PLAIN)):
@@ -278,70 +408,83 @@ def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
-    ways = dict.fromkeys(cell.way for cell in cells)
-    runs = {way: [cell.result for cell in cells if cell.way == way] for way in ways}
-    rounds = {way: [measure.from_lists(run.rounds) for run in way_runs] for way, way_runs in runs.items()}
-    steady = {
-        way: [(float(turn_rounds.committed.sum()), float(turn_rounds.seconds.sum())) for turn_rounds in way_rounds]
-        for way, way_rounds in rounds.items()
-        if all(turn_rounds.seconds.sum() for turn_rounds in way_rounds)
-    }
-    whole_turns = {way: [(sum(map(len, run.texts)), run.seconds) for run in way_runs] for way, way_runs in runs.items()}
-    speeds = {way: measure.total_speed(totals) for way, totals in steady.items()}
-    end_to_end = {way: measure.total_speed(totals) for way, totals in whole_turns.items()}
-    best_fixed = max((way for way in speeds if way.startswith(FIXED)), key=speeds.__getitem__, default=None)
-
-    def ratio(own: str, other: str | None) -> "measure.Interval | None":
-        if own not in steady or other not in steady:
-            return None
-        return measure.Interval.of_speeds_by_jackknife(steady[own], steady[other])
-
-    row: dict[str, Any] = {"batch": size, "turns": len(runs[PLAIN]), "plain/s": speeds.get(PLAIN)}
-    row |= {"speeds": speeds, "end to end": end_to_end, "R": ratio(SPECULATIVE, PLAIN)}
-    row["R end to end"] = measure.Interval.of_speeds_by_jackknife(whole_turns[SPECULATIVE], whole_turns[PLAIN])
-    row |= {
+def _row(size: str, cells: Iterable["Cell"]) -> dict[str, Any]:
+    ways: dict[str, WayRuns] = {}
+    speeds: dict[str, float] = {}
+    end_to_end: dict[str, float] = {}
+    for way, way_cells in group_by(cells, attrgetter("way")).items():
+        runs = ways[way] = WayRuns(list(map(attrgetter("result"), way_cells)))
+        end_to_end[way] = measure.total_speed(runs.whole)
+        if runs.steady:
+            speeds[way] = measure.total_speed(runs.steady)
+    fixed_speeds = {way: speed for way, speed in speeds.items() if way.startswith(FIXED)}
+    best_fixed = max(fixed_speeds, key=fixed_speeds.__getitem__, default=None)
+    speculative = ways[SPECULATIVE]
+    plain = ways[PLAIN]
+    row: dict[str, Any] = {
+        "batch": size,
+        "turns": len(plain.runs),
+        "plain/s": speeds.get(PLAIN),
+        "speeds": speeds,
+        "end to end": end_to_end,
+        "R": speculative.ratio(plain),
+        "R end to end": measure.Interval.of_speeds_by_jackknife(speculative.whole, plain.whole),
         "best fixed": best_fixed and best_fixed.removeprefix(FIXED),
-        "over best fixed": ratio(SPECULATIVE, best_fixed),
+        "over best fixed": speculative.ratio(ways[best_fixed]) if best_fixed else None,
     }
-    row |= {f"over {name}": ratio(SPECULATIVE, name) for name in PEERS}
-    row |= {f"plain over {name}": ratio(PLAIN, name) for name in (*PEERS, ONE_BY_ONE)}
-    if SPECULATIVE not in steady or PLAIN not in steady:
-        return row
-    speculative_rounds = np.concatenate(rounds[SPECULATIVE]).view(np.recarray)
-    plain_rounds = np.concatenate(rounds[PLAIN]).view(np.recarray)
+    for name in PEERS:
+        row[f"over {name}"] = speculative.ratio(ways.get(name))
+    for name in (*PEERS, ONE_BY_ONE):
+        row[f"plain over {name}"] = plain.ratio(ways.get(name))
+    if speculative.steady and plain.steady:
+        row |= _draft_figures(speculative, plain)
+    return row
+
+
+def _draft_figures(speculative: WayRuns, plain: WayRuns) -> dict[str, Any]:
+    """What was drafted, and the terms of the law, of two ways in the steady state."""
+    speculative_rounds = speculative.rounds
+    plain_rounds = plain.rounds
     draft_nodes = speculative_rounds.nodes - speculative_rounds.batch
     requests = speculative_rounds.batch.sum()
     predicted_gains = speculative_rounds.gain[(draft_nodes > 0) & (speculative_rounds.gain > 0)]
-    speed = float(speculative_rounds.committed.sum() / speculative_rounds.seconds.sum())
-    base = float(plain_rounds.committed.sum() / plain_rounds.seconds.sum())
-    measured = end_to_end[SPECULATIVE] / end_to_end[PLAIN]
-    law = measure.SpeedupLaw.of_rounds(speculative_rounds, plain_rounds, measured=measured, decoding=speed / base)
-    row |= {
+    law = measure.SpeedupLaw.of_rounds(
+        speculative_rounds,
+        plain_rounds,
+        measured=measure.total_speed(speculative.whole) / measure.total_speed(plain.whole),
+        decoding=_speed(speculative_rounds) / _speed(plain_rounds),
+    )
+    terms = asdict(law)
+    del terms["measured"], terms["decoding"]
+    return {
         "k": draft_nodes.sum() / requests,
         "drafted": (draft_nodes > 0).mean(),
         "expected": speculative_rounds.expected.sum() / requests,
+        "predicted gain": predicted_gains.mean() if len(predicted_gains) else None,
+        "R law": law.predicted,
+        **terms,
     }
-    row |= {"predicted gain": predicted_gains.mean() if len(predicted_gains) else None, "R law": law.predicted}
-    return row | {name: term for name, term in asdict(law).items() if name not in ("measured", "decoding")}
+
+
+def _speed(rounds: "np.recarray") -> float:
+    """Tokens per second of rounds."""
+    return float(rounds.committed.sum() / rounds.seconds.sum())
 
 
 def find_differences(
-    decoder: "Decoder",
-    cells: Sequence["Cell"],
-    turns: Mapping[int, tuple[str, tuple[int, Sequence[list[int]]]]],
-    options: Mapping[str, Any],
+    decoder: "Decoder", cells: Sequence["Cell"], turns: Sequence[tuple[str, Turn]], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The texts that are not plain decoding's of the same turn, and whether the choice was a tie."""
-    plain = {cell.prompt: cell.result.texts for cell in cells if cell.way == PLAIN}
+    size_count = len(set(map(attrgetter("group"), cells)))
+    plain_texts = {cell.prompt: cell.result.texts for cell in cells if cell.way == PLAIN}
     for cell in cells:
-        size, prompts = turns[cell.prompt][1]
+        _, turn = turns[cell.prompt]
+        labels = {"batch": turn.size, "turn": cell.prompt // size_count, "way": cell.way}
         for index, text in enumerate(cell.result.texts):
             seeded_options = {**options, "seed": options["seed"] + index}
-            if difference := measure.find_difference(
-                decoder, prompts[index], plain[cell.prompt][index], text, **seeded_options
-            ):
-                labels = {"batch": size, "turn": cell.prompt // len({c.group for c in cells}), "way": cell.way}
+            plain_text = plain_texts[cell.prompt][index]
+            difference = measure.find_difference(decoder, turn.prompts[index], plain_text, text, **seeded_options)
+            if difference:
                 tie = difference.is_tie or difference.gap <= TIE
                 yield labels | {"prompt": index, "position": difference.position, "gap": difference.gap, "tie": tie}
 
@@ -353,36 +496,43 @@ def _show(report: Mapping[str, Any]) -> None:
     console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain, {caption}", rows, RATIOS))
     drafts = "k nodes per request and round; R law = tau (1 + h0) / (v + c*delta + h), in plain passes at this batch"
     console.print(measure.to_table(drafts, rows, DRAFTS))
-    ways = dict.fromkeys(way for row in rows for way in row["end to end"])
-    speeds = [{"batch": row["batch"], **{way: _speeds(row, way) for way in ways}} for row in rows]
-    columns = {"batch": ">", **dict.fromkeys(ways, ">")}
-    console.print(measure.to_table("tokens/s of all together: steady state / end to end", speeds, columns))
+    ways = dict.fromkeys(chain.from_iterable(map(itemgetter("end to end"), rows)), ">")
+    title = "tokens/s of all together: steady state / end to end"
+    console.print(measure.to_table(title, map(_speed_row, rows), {"batch": ">", **ways}))
     for line in _notes(report):
         print(line)
 
 
-def _speeds(row: Mapping[str, Any], way: str) -> str | None:
-    steady = f"{row['speeds'][way]:.1f}" if way in row["speeds"] else "-"
-    return f"{steady} / {row['end to end'][way]:.1f}" if way in row["end to end"] else None
+def _speed_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """The speeds of every way at one size, as they are shown."""
+    speeds = {"batch": row["batch"]}
+    for way, speed in row["end to end"].items():
+        steady = f"{row['speeds'][way]:.1f}" if way in row["speeds"] else "-"
+        speeds[way] = f"{steady} / {speed:.1f}"
+    return speeds
 
 
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
+    rows = report["rows"]
     yield f"{report['target']}, {report['threads']} threads"
     yield "steady state: rounds of a full batch in which no prompt is read"
     yield "the best fixed budget is the one that was fastest in these very turns"
-    if any(ONE_BY_ONE in row["end to end"] for row in report["rows"]):
+    if any(ONE_BY_ONE in row["end to end"] for row in rows):
         yield f"one by one: plain decoding, without a batch, of the first {ALONE} prompts of each turn at one size"
     if failures := report["drafter_failures"]:
         yield f"the drafter FAILED in {failures} rounds, which went on without drafts; the log says why"
     yield from report["peers"]
-    if max(int(row["batch"]) for row in report["rows"]) > report["prompts"]:
+    if max(int(row["batch"]) for row in rows) > report["prompts"]:
         yield f"{report['prompts']} different prompts: larger batches hold some of them more than once"
-    differences = report["differences"]
-    texts = report["texts"]
+    yield from _difference_notes(report["texts"], report["differences"])
+
+
+def _difference_notes(texts: int, differences: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How many texts are plain decoding's, and where the others begin to differ."""
     summary = f"texts: {texts - len(differences)} of {texts} are plain decoding's token for token"
-    ties = sum(difference["tie"] for difference in differences)
+    ties = sum(map(itemgetter("tie"), differences))
     yield f"{summary}, {ties} differ by a tie, {len(differences) - ties} DIFFER" if differences else summary
-    for difference in sorted(differences, key=lambda each: each["tie"])[:SHOWN]:
+    for difference in sorted(differences, key=itemgetter("tie"))[:SHOWN]:
         location = (
             f"batch {difference['batch']}, turn {difference['turn']}, prompt {difference['prompt']}, "
             f"token {difference['position']}"
@@ -392,7 +542,5 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
             f"{' (tie)' if difference['tie'] else ''}"
         )
     if len(differences) > SHOWN:
-        yield (
-            "  in all: "
-            f"{', '.join(f'{way} {n}' for way, n in Counter(difference['way'] for difference in differences).items())}"
-        )
+        counts = Counter(map(itemgetter("way"), differences))
+        yield f"  in all: {', '.join(f'{way} {count}' for way, count in counts.items())}"

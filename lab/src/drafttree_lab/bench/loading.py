@@ -8,8 +8,10 @@ needs them.
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,46 +55,65 @@ def bench(
 ) -> None:
     """Measure what loading takes, in seconds and in memory."""
     programs = split_names(peers) if peers else []
+    _check_programs(programs, models)
+    tasks = [*make_tasks(models, dtype, quantize or [None], drafter), *make_peer_tasks(models, programs)]
+    store = results.open_store(context, [], versions(programs))
+    ways = {name: lambda _, task=task: measure_loading(task) for name, task in tasks}
+    with progress(len(ways)) as advance:
+        cells = measure.race(ways, [("all", None)], dict[str, Any], store=store, progress=advance)
+    rows = [{"model": cell.way, **cell.result} for cell in cells]
+    results.finish(store, {"rows": rows}, lambda: _show(rows))
+
+
+def _check_programs(programs: Sequence[str], models: Sequence[str]) -> None:
+    """Refuse programs that cannot load the models.
+
+    Raises:
+        ConfigError: a program is unknown or not installed, or a model is no GGUF file.
+    """
     if unknown_peer := next((name for name in programs if name != LLAMA_CPP), None):
         raise unknown("peer", unknown_peer, [LLAMA_CPP])
     check_installed(programs)
     if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
         raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
-    quantizations: list[str | None] = [*quantize] if quantize else [None]
-    names = [Path(model).name for model in models]
-    labels = {model: name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)}
-    tasks = {
-        f"{labels[model]} {quantization if quantization not in (None, 'none') else dtype}": {
-            "target": model,
-            "dtype": dtype,
-            "quantize": quantization,
-            "drafter": drafter,
-        }
-        for model in models
-        for quantization in quantizations
-    }
-    tasks |= {f"{labels[model]} {peer}": {"target": model, "peer": peer} for model in models for peer in programs}
-    store = results.open_store(context, [], versions(programs))
-    with progress(len(tasks)) as advance:
-        ways = {name: lambda _, task=task: measure_loading(task) for name, task in tasks.items()}
-        cells = measure.race(ways, [("all", None)], dict[str, Any], store=store, progress=advance)
-    rows = [{"model": cell.way, **cell.result} for cell in cells]
 
-    def show() -> None:
-        console = make_console()
-        console.print(measure.to_table("seconds", map(_in_seconds, rows), SECONDS))
-        console.print(measure.to_table("MB, but for those of the imports", map(_in_mb, rows), MEMORY))
 
-    results.finish(store, {"rows": rows}, show)
+def make_tasks(
+    models: Sequence[str], dtype: str, quantizations: Sequence[str | None], drafter: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tasks of loading every model in every precision, each after its name in the tables."""
+    for model, quantization in product(models, quantizations):
+        precision = dtype if quantization in (None, "none") else quantization
+        task = {"target": model, "dtype": dtype, "quantize": quantization, "drafter": drafter}
+        yield f"{_label(model, models)} {precision}", task
+
+
+def make_peer_tasks(models: Sequence[str], programs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same for other programs."""
+    for model, peer in product(models, programs):
+        yield f"{_label(model, models)} {peer}", {"target": model, "peer": peer}
+
+
+def _label(model: str, models: Sequence[str]) -> str:
+    """The last part of a model's path, if no other model has the same one."""
+    names = list(map(attrgetter("name"), map(Path, models)))
+    name = Path(model).name
+    return name if names.count(name) == 1 else model
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    console = make_console()
+    console.print(measure.to_table("seconds", map(_in_seconds, rows), SECONDS))
+    console.print(measure.to_table("MB, but for those of the imports", map(_in_mb, rows), MEMORY))
 
 
 def _in_seconds(row: Mapping[str, Any]) -> dict[str, Any]:
     stages = {name: row["stages"].get(name, 0.0) for name in STAGES}
-    durations = {name: row[name] for name in ("imports", "loaded")}
     return {
         "model": row["model"],
         "precision": row["precision"],
-        **durations,
+        "imports": row["imports"],
+        "loaded": row["loaded"],
         **stages,
         "first token": row["first_token"],
     }

@@ -4,12 +4,12 @@ A process's high-water mark never falls, so that of one which has run several me
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from drafttree.loading import find_verifier
 from drafttree.measure.method import NO_DRAFTER, Method, parse_methods
 from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
 from drafttree_lab.own_process import answer, run_module
+
+if TYPE_CHECKING:
+    from drafttree.measure.driver import Cell
 
 METHODS = "embedded-draft;lookup;mixed:embedded-draft"
 COLUMNS = {"method": "", **dict.fromkeys(("loaded", "peak", "added", "GPU loaded", "GPU peak", "GPU added"), ".1f")}
@@ -50,32 +53,43 @@ def bench(
     device: Device = "auto",
 ) -> None:
     """Measure the peak memory of methods, each in its own process."""
-    judge = find_verifier(verifier)
-    run_methods = [
-        replace(method, verifier=method.verifier or judge) for method in parse_methods(methods or [METHODS]).values()
-    ]
-    specs = [NO_DRAFTER, *(method.spec for method in run_methods if method.drafter)]
-
-    from drafttree.engine import compatibility
-
-    for method in run_methods:
-        if method.verifier:
-            compatibility.check(method.policy, method.verifier)
+    specs = [NO_DRAFTER, *parse_specs(methods or [METHODS], verifier)]
     texts = prompts.token_ids(TargetOptions(target, dtype, device).load(), draws.max_new_tokens)
     task = {"target": target, "dtype": dtype, "device": device, "prompts": texts, "options": asdict(draws)}
     store = results.open_store(context, texts)
+    ways = {spec: partial(measure_memory, spec) for spec in specs}
     with progress(len(specs)) as advance:
-        ways = {spec: partial(measure_memory, spec) for spec in specs}
         cells = measure.race(ways, [("all", task)], Use, store=store, progress=advance)
-    rows = []
-    for cell in cells:
-        growth = {
-            f"{prefix}added": cell.result[f"{prefix}peak"] - cell.result[f"{prefix}loaded"]
-            for prefix in ("", "device_")
-        }
-        rows.append({"method": cell.way, **cell.result, **growth})
-    table = measure.to_table("MB", map(_in_mb, rows), COLUMNS)
-    results.finish(store, {"rows": rows}, lambda: make_console().print(table))
+    rows = list(map(_row, cells))
+    results.finish(
+        store, {"rows": rows}, lambda: make_console().print(measure.to_table("MB", map(_in_mb, rows), COLUMNS))
+    )
+
+
+def parse_specs(methods: Sequence[str], verifier: str) -> list[str]:
+    """The specifications of the methods that draft, with a verifier where they name none.
+
+    Raises:
+        ConfigError: one is unknown, or its policy and verifier are not lossless together.
+    """
+    from drafttree.engine import compatibility
+
+    judge = find_verifier(verifier)
+    specs: list[str] = []
+    for method in parse_methods(methods).values():
+        judged_method = replace(method, verifier=method.verifier or judge)
+        if judged_method.verifier:
+            compatibility.check(method.policy, judged_method.verifier)
+        if method.drafter:
+            specs.append(judged_method.spec)
+    return specs
+
+
+def _row(cell: "Cell") -> dict[str, Any]:
+    """The bytes of a method, and how many decoding has added."""
+    use: Use = cell.result
+    growth = {"added": use["peak"] - use["loaded"], "device_added": use["device_peak"] - use["device_loaded"]}
+    return {"method": cell.way, **use, **growth}
 
 
 def _in_mb(row: Mapping[str, Any]) -> dict[str, Any]:

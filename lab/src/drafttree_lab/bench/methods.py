@@ -5,12 +5,14 @@ those whose text loops are reported apart from those whose text does not.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain, product, starmap
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,11 +37,12 @@ from drafttree.policies import Chain
 from drafttree.verifiers import Coupled
 from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
 from drafttree_lab.peers.programs import LLAMA_CPP, PEERS, TRANSFORMERS, check_installed, open_program, versions
-from drafttree_lab.speed_rows import EXACT, PARTS, looping_prompts, make_rows
+from drafttree_lab.speed_rows import EXACT, PARTS, group_by, looping_prompts, make_rows
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
     from drafttree.measure.driver import Cell, Way
+    from drafttree.measure.run_store import RunStore
 
 POLICIES = "auto;chain;dynatree;talon;eagle;opt-tree"
 COPIED = 256 << 20
@@ -52,17 +55,14 @@ REST |= dict.fromkeys((*PARTS, "other", "operations", "calls"), ".0f")
 REST |= {"ms a draft pass": ".2f", "weights, MB": ".2f", "cache, MB": ".2f", "GB/s": ".1f", "of the roofline": ".0%"}
 
 
-@grouped
-def bench(
-    context: typer.Context,
-    models: TargetOptions,
-    draws: DrawOptions,
-    results: ResultOptions,
-    prompts: PromptOptions,
+@dataclass(frozen=True)
+class MethodOptions:
+    """Which methods are measured, and how their models are held."""
+
     drafters: Annotated[
         list[str] | None,
         typer.Option("--drafters", "--drafter", help='Names, folders or hub names; by default what "auto" stands for.'),
-    ] = None,
+    ] = None
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,43 +71,191 @@ def bench(
             help=f'Specifications or "all", for each drafter; by default "{POLICIES}".',
             autocompletion=complete_policy,
         ),
-    ] = None,
+    ] = None
     methods: Annotated[
         list[str] | None,
         typer.Option(help='Instead: "DRAFTER|POLICY|VERIFIER;..." (the last two optional). May be repeated.'),
-    ] = None,
-    verifier: VerifierName = "auto",
-    draft_temperature: DraftTemperature = None,
-    quantize_drafter: QuantizeDrafter = "auto",
-    exact_text: Annotated[bool, typer.Option("--exact-text", help="Also run every method with exact_text.")] = False,
-    peers: Annotated[str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}.")] = None,
+    ] = None
+    verifier: VerifierName = "auto"
+    draft_temperature: DraftTemperature = None
+    quantize_drafter: QuantizeDrafter = "auto"
+    exact_text: Annotated[bool, typer.Option("--exact-text", help="Also run every method with exact_text.")] = False
+
+    def parse(self) -> list[Method]:
+        """The methods that draft.
+
+        Raises:
+            ConfigError: an option is unknown, or two options name the same thing.
+        """
+        if self.methods and (self.drafters or self.policies):
+            raise ConfigError("--methods names drafters and policies; leave out --drafters and --policies")
+        names = split_names(";".join(self.drafters or [AUTO]), ";")
+        find_verifier(self.verifier)
+        if NO_DRAFTER in names:
+            raise ConfigError(f"--drafters: {NO_DRAFTER!r} is not a drafter; plain decoding is run in any case")
+        policies = parse_policies(self.policies or [POLICIES]).values()
+        methods = parse_methods(self.methods or [*starmap(Method, product(names, policies))])
+        return [method for method in methods.values() if method.drafter]
+
+    def load(self, models: TargetOptions, methods: Sequence[Method], draws: DrawOptions) -> "Writers":
+        """Load the target and the drafters of some methods."""
+        from drafttree.interfaces.cli.decoders import judged_by
+
+        names = set(map(attrgetter("drafter"), methods))
+        loaded_decoder = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=self.quantize_drafter)
+        decoder = judged_by(loaded_decoder.with_drafter(None), find_verifier(self.verifier))
+        drafters = _load_drafters(decoder, models, names - {AUTO}, self.quantize_drafter)
+        drafters[AUTO] = loaded_decoder.drafter
+        options = asdict(draws)
+        if self.draft_temperature is not None:
+            options["draft_temperature"] = self.draft_temperature
+        decoders = _make_decoders(decoder, methods, drafters, exact_text=self.exact_text)
+        return Writers(decoder, decoders, options, chains(methods))
+
+
+class Timings(NamedTuple):
+    """What is timed and counted.
+
+    Attributes:
+        repeats: how often every text is written and every time is taken.
+        sizes: rows of the passes that are timed; empty for none.
+        contexts: tokens before these passes.
+        lengths: tokens of the prompts whose reading is timed; empty for none.
+        counts_work: whether operations and calls are counted.
+    """
+
+    repeats: int
+    sizes: list[int]
+    contexts: list[int]
+    lengths: list[int]
+    counts_work: bool
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest context that is timed."""
+        return max(max(self.contexts) + max(self.sizes, default=0), max(self.lengths, default=0) + 1)
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """What is timed and counted beside the texts, and how often."""
+
     passes: Annotated[
         str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
-    ] = None,
-    contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256",
+    ] = None
+    contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256"
     reading: Annotated[
         str | None, typer.Option(help='Also time reading prompts of so many tokens, such as "1000,4000".')
-    ] = None,
-    count: Annotated[bool, typer.Option("--count-work", help="Also count torch operations and own calls.")] = False,
-    repeats: Repeats = 3,
+    ] = None
+    count: Annotated[bool, typer.Option("--count-work", help="Also count torch operations and own calls.")] = False
+    repeats: Repeats = 3
+
+    def parse(self) -> Timings:
+        """The numbers.
+
+        Raises:
+            ConfigError: an option is no list of numbers.
+        """
+        return Timings(
+            self.repeats,
+            parse_numbers(self.passes, "--passes", 1) if self.passes else [],
+            parse_numbers(self.contexts, "--contexts", 1),
+            parse_numbers(self.reading, "--reading", 1) if self.reading else [],
+            self.count,
+        )
+
+
+@dataclass(frozen=True)
+class Writers:
+    """What writes the texts.
+
+    Attributes:
+        decoder: the target without a drafter.
+        decoders: plain decoding and the methods, by name.
+        options: as for `Decoder.generate`.
+        chains: by method, the chain that it is compared with.
+        peers: the names of the programs that it is measured beside.
+        programs: those of them that are opened on the same weights, by name; transformers needs none.
+    """
+
+    decoder: "Decoder"
+    decoders: Mapping[str, "Decoder"]
+    options: Mapping[str, Any]
+    chains: Mapping[str, str]
+    peers: Sequence[str] = ()
+    programs: Mapping[str, Any] = field(default_factory=dict)
+
+    def beside(self, peers: Sequence[str], models: TargetOptions, folder: Path, context: int) -> "Writers":
+        """The same beside other programs; arguments as for `open_program`."""
+        programs: dict[str, Any] = {}
+        for name in peers:
+            if name != TRANSFORMERS:
+                programs[name] = open_program(name, self.decoder, models, folder, context)
+        return replace(self, peers=peers, programs=programs)
+
+    @property
+    def ways(self) -> "dict[str, Way]":
+        """Functions from the token ids of a prompt to its text, by name."""
+        ways: dict[str, Way] = {}
+        for name, decoder in self.decoders.items():
+            ways[name] = partial(decoder.generate, **self.options)
+        if TRANSFORMERS in self.peers:
+            ways |= _transformers(self.decoders, self.options)
+        for name, program in self.programs.items():
+            ways[name] = partial(program.generate, max_new_tokens=self.options["max_new_tokens"])
+        return ways
+
+    def is_seeded(self, way: str) -> bool:
+        """Whether prompt and seed decide a way's text; drafts decide those of drawing verifiers and other programs."""
+        from drafttree.engine.compatibility import is_text_of_seed
+
+        if not self.options["temperature"]:
+            return True
+        return way in self.decoders and is_text_of_seed(self.decoders[way].verifier or Coupled)
+
+    def find_difference(self, prompts: Sequence[tuple[str, list[int]]], plain: "Cell", other: "Cell") -> Any:
+        """The first difference of a text from plain decoding's, as `measure.find_difference` tells it."""
+        _, ids = prompts[other.prompt]
+        return measure.find_difference(self.decoder, ids, plain.result.tokens, other.result.tokens, **self.options)
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    models: TargetOptions,
+    draws: DrawOptions,
+    results: ResultOptions,
+    prompts: PromptOptions,
+    method_options: MethodOptions,
+    peers: Annotated[str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}.")] = None,
+    timing_options: TimingOptions = TimingOptions(),
 ) -> None:
     """Measure methods against plain decoding, in turns.
 
     Every drafter with every policy, or those of --methods: the terms of the speed-up by prompt file, and what a round
     spends where. --limit takes that many prompts from each file, evenly spaced.
     """
-    if methods and (drafters or policies):
-        raise ConfigError("--methods names drafters and policies; leave out --drafters and --policies")
-    names = split_names(";".join(drafters or [AUTO]), ";")
-    judge = find_verifier(verifier)
-    if NO_DRAFTER in names:
-        raise ConfigError(f"--drafters: {NO_DRAFTER!r} is not a drafter; plain decoding is run in any case")
-    method_grid = [Method(name, policy) for name in names for policy in parse_policies(policies or [POLICIES]).values()]
-    drafting_methods = [method for method in parse_methods(methods or method_grid).values() if method.drafter]
-    sizes = parse_numbers(passes, "--passes", 1) if passes else []
-    context_sizes = parse_numbers(contexts, "--contexts", 1)
+    methods = method_options.parse()
+    timings = timing_options.parse()
     programs = split_names(peers) if peers else []
-    lengths = parse_numbers(reading, "--reading", 1) if reading else []
+    _check_programs(programs, models, draws)
+
+    writers = method_options.load(models, methods, draws)
+    sets = prompts.token_ids_by_file(writers.decoder, draws.max_new_tokens)
+    store = results.open_store(context, sets, versions(programs))
+    longest_prompt = max(map(len, chain.from_iterable(sets.values())))
+    context_length = max(longest_prompt + draws.max_new_tokens, timings.context)
+    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
+        report = _measure(writers.beside(programs, models, Path(folder), context_length), sets, timings, store)
+    results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def _check_programs(programs: Sequence[str], models: TargetOptions, draws: DrawOptions) -> None:
+    """Refuse programs that cannot be compared with.
+
+    Raises:
+        ConfigError: one is not installed, or does not do what the options ask for.
+    """
     check_installed(programs)
     if TRANSFORMERS in programs and models.quantize:
         raise ConfigError("transformers has no int8 here; leave it out of --peers, or leave out --quantize")
@@ -116,77 +264,57 @@ def bench(
             "other programs draw in ways of their own; leave out --temperature, or take transformers alone"
         )
 
+
+def _measure(
+    writers: Writers, sets: Mapping[str, Sequence[list[int]]], timings: Timings, store: "RunStore"
+) -> dict[str, Any]:
+    """Let all write the prompts of all sets by turns, and time what else is wanted."""
     from drafttree.engine.generation import Generation
-    from drafttree.interfaces.cli.decoders import judged_by
     from drafttree_lab.round_work import count_work
 
-    names = [str(method.drafter) for method in drafting_methods]
-    loaded_decoder = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=quantize_drafter)
-    decoder = judged_by(loaded_decoder.with_drafter(None), judge)
-    drafters_by_name = _load_drafters(decoder, models, {*names} - {AUTO}, quantize_drafter) | {
-        AUTO: loaded_decoder.drafter
-    }
-    decoders = _make_decoders(decoder, drafting_methods, drafters_by_name, exact_text=exact_text)
-    sets = prompts.token_ids_by_file(decoder, draws.max_new_tokens)
-    store = results.open_store(context, sets, versions(programs))
-    options = asdict(draws) | ({} if draft_temperature is None else {"draft_temperature": draft_temperature})
-    grouped_prompts = [(group, ids) for group, group_ids in sets.items() for ids in group_ids]
-    context_length = max(
-        max(len(ids) for _, ids in grouped_prompts) + draws.max_new_tokens, max(context_sizes) + max(sizes, default=0)
-    )
-    context_length = max(context_length, max(lengths, default=0) + 1)
-    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
-        peer_names = [name for name in programs if name != TRANSFORMERS]
-        peer_programs = {name: open_program(name, decoder, models, Path(folder), context_length) for name in peer_names}
-        ways: dict[str, Way] = {
-            name: partial(way_decoder.generate, **options) for name, way_decoder in decoders.items()
-        }
-        ways |= _transformers(decoders, options) if TRANSFORMERS in programs else {}
-        ways |= {
-            name: partial(program.generate, max_new_tokens=draws.max_new_tokens)
-            for name, program in peer_programs.items()
-        }
-        with progress(repeats * len(grouped_prompts) * len(ways)) as advance:
-            race_options: dict[str, Any] = {
-                "repeats": repeats,
-                "warm_up": grouped_prompts[0][1],
-                "store": store,
-                "progress": advance,
-            }
-            cells = measure.race(ways, grouped_prompts, Generation | measure.ReferenceRun, **race_options)
-        machine = {} if store.interrupted else _measure_machine(decoder, peer_programs, sizes, context_sizes, repeats)
-        prompt_seconds = [] if store.interrupted else _time_reading(decoder, peer_programs, lengths, repeats)
-
-    def find(plain: "Cell", own: "Cell") -> Any:
-        return measure.find_difference(
-            decoder, grouped_prompts[own.prompt][1], plain.result.tokens, own.result.tokens, **options
-        )
-
-    rows = [*make_rows(cells, chains(drafting_methods), _seeded(ways, decoders, draws.temperature), find)]
+    prompts: list[tuple[str, list[int]]] = []
+    for group, group_ids in sets.items():
+        prompts += product([group], group_ids)
+    ways = writers.ways
+    with progress(timings.repeats * len(prompts) * len(ways)) as advance:
+        race_options: dict[str, Any] = {"warm_up": prompts[0][1], "store": store, "progress": advance}
+        result_type = Generation | measure.ReferenceRun
+        cells = measure.race(ways, prompts, result_type, repeats=timings.repeats, **race_options)
+    machine = {} if store.interrupted else _measure_machine(writers, timings)
+    reading = [] if store.interrupted else _time_reading(writers, timings)
+    find = partial(writers.find_difference, prompts)
+    rows = list(make_rows(cells, writers.chains, writers.is_seeded, find))
     for row in rows:
-        if way_decoder := decoders.get(row["method"]):
-            row |= _read_bytes(way_decoder, row, machine) if sizes and machine else {}
-            if count and not store.interrupted:
-                row |= count_work(way_decoder, grouped_prompts[0][1], **options)._asdict()
-    report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
-    report |= {"reading": prompt_seconds}
-    report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(looping_prompts(cells))}
-    results.finish(store, measure.to_json(report), lambda: _show(report))
+        if decoder := writers.decoders.get(row["method"]):
+            row |= _read_bytes(decoder, row, machine) if "bandwidth" in machine else {}
+            if timings.counts_work and not store.interrupted:
+                row |= count_work(decoder, prompts[0][1], **writers.options)._asdict()
+    return {
+        "rows": rows,
+        "texts": [*_texts(cells)],
+        "machine": machine,
+        "versions": versions(writers.peers),
+        "reading": reading,
+        "prompts": len(set(map(attrgetter("prompt"), cells))),
+        "looping": len(looping_prompts(cells)),
+    }
 
 
 def chains(methods: Sequence[Method]) -> dict[str, str]:
     """By method, the first one of the same drafter and verifier that drafts chains."""
-    first_chains: dict[tuple[str | None, str], str] = {}
-    for method in methods:
-        if isinstance(method.policy, Chain):
-            first_chains.setdefault((method.drafter, method.verifier_name), method.spec)
-    chain_specs = {method.spec: first_chains.get((method.drafter, method.verifier_name)) for method in methods}
-    return {spec: chain for spec, chain in chain_specs.items() if chain}
+    chain_specs: dict[str, str] = {}
+    for rivals in group_by(methods, attrgetter("drafter", "verifier_name")).values():
+        first_chain = next((method.spec for method in rivals if isinstance(method.policy, Chain)), None)
+        if first_chain:
+            chain_specs |= dict.fromkeys(map(attrgetter("spec"), rivals), first_chain)
+    return chain_specs
 
 
 def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
     """Every text that has rounds; a prompt has its number in its group."""
-    numbers = {group: sorted({c.prompt for c in cells if c.group == group}) for group in {c.group for c in cells}}
+    numbers: dict[str, list[int]] = {}
+    for group, group_cells in group_by(cells, attrgetter("group")).items():
+        numbers[group] = sorted(set(map(attrgetter("prompt"), group_cells)))
     for cell in cells:
         if metrics := getattr(cell.result, "metrics", None):
             labels = {"prompt": numbers[cell.group].index(cell.prompt), "repeat": cell.repeat}
@@ -211,28 +339,15 @@ def _make_decoders(
     from drafttree.measure.method_decoders import make_decoders
     from drafttree.models import TargetModel, Wants, choose_backend
 
-    method_decoders = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
-    if exact_text:
-        exact_target = TargetModel(
-            measure.transformers_model(decoder).module, partial(choose_backend, wants=Wants(exact_text=True))
-        )
-        method_decoders |= {
-            f"{name}{EXACT}": method_decoder.with_target(exact_target)
-            for name, method_decoder in method_decoders.items()
-        }
-    return method_decoders
-
-
-def _seeded(
-    ways: Mapping[str, Any], decoders: Mapping[str, "Decoder"], temperature: float | None
-) -> Callable[[str], bool]:
-    """Whether prompt and seed decide a way's text: those of drawing verifiers and of other programs follow drafts."""
-    from drafttree.engine.compatibility import is_text_of_seed
-
-    drawing_ways = {
-        name for name in ways if name not in decoders or not is_text_of_seed(decoders[name].verifier or Coupled)
-    }
-    return lambda name: not temperature or name not in drawing_ways
+    decoders = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
+    if not exact_text:
+        return decoders
+    exact_target = TargetModel(
+        measure.transformers_model(decoder).module, partial(choose_backend, wants=Wants(exact_text=True))
+    )
+    for name, method_decoder in list(decoders.items()):
+        decoders[f"{name}{EXACT}"] = method_decoder.with_target(exact_target)
+    return decoders
 
 
 def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any]) -> dict[str, "Way"]:
@@ -255,74 +370,64 @@ def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any])
         "transformers": run,
         "transformers prompt lookup": partial(run, assistance={"prompt_lookup_num_tokens": 10}),
     }
-    drafters = {name.partition("|")[0]: decoder.drafter for name, decoder in decoders.items()}
-    models = {
-        name: drafter.model
-        for name, drafter in drafters.items()
-        if isinstance(drafter, LanguageModelDrafter) and isinstance(drafter.model, TargetModel)
-    }
-    return ways | {
-        f"transformers assisted by {name}, {schedule}": partial(assisted, model, schedule)
-        for name, model in models.items()
-        for schedule in ("constant", "heuristic")
-    }
+    for name, decoder in decoders.items():
+        drafter = decoder.drafter
+        if isinstance(drafter, LanguageModelDrafter) and isinstance(drafter.model, TargetModel):
+            for schedule in ("constant", "heuristic"):
+                way = f"transformers assisted by {name.partition('|')[0]}, {schedule}"
+                ways[way] = partial(assisted, drafter.model, schedule)
+    return ways
 
 
-def _measure_machine(
-    decoder: "Decoder", programs: Mapping[str, Any], sizes: Sequence[int], contexts: Sequence[int], repeats: int
-) -> dict[str, Any]:
+def _measure_machine(writers: Writers, timings: Timings) -> dict[str, Any]:
     """The target and the machine; where passes are wanted, milliseconds of each and the bandwidth of a large copy.
 
     A pass behind more tokens than the model was made for is timed too: only the time is looked at.
     """
-    from drafttree.engine.drafting.measure import time_passes
-
-    target = measure.transformers_model(decoder)
+    target = measure.transformers_model(writers.decoder)
     machine: dict[str, Any] = {
         "device": str(target.device),
         "dtype": target.precision,
         "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.numel() for parameter in target.module.parameters()),
     }
-    machine["parameters"] = sum(parameter.numel() for parameter in target.module.parameters())
-    if not sizes:
-        return machine
-    times = {"drafttree": lambda context: time_passes(target, sizes, context, 10 * repeats)}
-    if LLAMA_CPP in programs:
-        times[LLAMA_CPP] = lambda context: programs[LLAMA_CPP].time_passes(sizes, context, 10 * repeats)
-    passes = [
-        {"passes": f"{name}, behind {context}", "ms": {size: 1e3 * seconds for size, seconds in timer(context).items()}}
-        for context in contexts
-        for name, timer in times.items()
-    ]
-    bytes_read = pass_bytes(target, contexts[0])
-    return machine | {
-        "passes": passes,
-        "bandwidth": copy_bandwidth(target.device),
-        "context": contexts[0],
-        "bytes": bytes_read,
-    }
+    if timings.sizes:
+        context = timings.contexts[0]
+        machine["passes"] = list(_time_passes(writers, timings))
+        bytes_read = pass_bytes(target, context)
+        machine |= {"bandwidth": copy_bandwidth(target.device), "context": context, "bytes": bytes_read}
+    return machine
 
 
-def _time_reading(
-    decoder: "Decoder", programs: Mapping[str, Any], lengths: Sequence[int], repeats: int
-) -> list[dict[str, Any]]:
+def _time_passes(writers: Writers, timings: Timings) -> Iterator[dict[str, Any]]:
+    """The milliseconds of passes of the target, and of llama.cpp's, behind every context."""
+    from drafttree.engine.drafting.measure import time_passes
+
+    target = measure.transformers_model(writers.decoder)
+    timers = {"drafttree": partial(time_passes, target)}
+    if LLAMA_CPP in writers.programs:
+        timers[LLAMA_CPP] = writers.programs[LLAMA_CPP].time_passes
+    for context, (name, timer) in product(timings.contexts, timers.items()):
+        seconds = timer(timings.sizes, context, 10 * timings.repeats)
+        yield {"passes": f"{name}, behind {context}", "ms": {size: 1e3 * seconds[size] for size in seconds}}
+
+
+def _time_reading(writers: Writers, timings: Timings) -> list[dict[str, Any]]:
     """The least seconds of reading prompts of so many random tokens and writing one more, by program, in turns."""
-    if not lengths:
+    if not timings.lengths:
         return []
+    decoder = writers.decoder
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(decoder.target.vocab_size, (max(lengths),), generator=generator).tolist()
+    prompt = torch.randint(decoder.target.vocab_size, (max(timings.lengths),), generator=generator).tolist()
     ways = {"drafttree": decoder.generate}
-    if LLAMA_CPP in programs:
-        ways[LLAMA_CPP] = programs[LLAMA_CPP].generate
-    rows: list[dict[str, Any]] = [{"program": name, "s": {}} for name in ways]
-    for length in lengths:
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(repeats):
-            for name, write in ways.items():
-                seconds[name].append(write(prompt[:length], max_new_tokens=1).seconds)
-        for row in rows:
-            row["s"][length] = min(seconds[row["program"]])
-    return rows
+    if LLAMA_CPP in writers.programs:
+        ways[LLAMA_CPP] = writers.programs[LLAMA_CPP].generate
+    rows: dict[str, dict[str, Any]] = {name: {"program": name, "s": {}} for name in ways}
+    for length, _, (name, write) in product(timings.lengths, range(timings.repeats), ways.items()):
+        seconds = write(prompt[:length], max_new_tokens=1).seconds
+        least_seconds = rows[name]["s"]
+        least_seconds[length] = min(seconds, least_seconds.get(length, seconds))
+    return list(rows.values())
 
 
 def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
@@ -331,8 +436,9 @@ def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
 
     source = torch.ones(COPIED, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
-    seconds = [time_work(lambda: copy.copy_(source), device) for _ in range(1 + repeats)]
-    return 2 * COPIED / statistics.median(seconds[1:])
+    work = partial(copy.copy_, source)
+    time_work(work, device)
+    return 2 * COPIED / statistics.median(time_work(work, device) for _ in range(repeats))
 
 
 def pass_bytes(model: Any, context: int) -> int:
@@ -355,10 +461,8 @@ def pass_bytes(model: Any, context: int) -> int:
     )
     for submodule in module.modules():
         if active_experts and "Experts" in type(submodule).__name__:
-            weights |= {
-                id(weight): weight.nbytes * active_experts // module.config.num_experts
-                for weight in submodule.parameters()
-            }
+            for weight in submodule.parameters():
+                weights[id(weight)] = weight.nbytes * active_experts // module.config.num_experts
     cache = model.new_cache(context)
     prefill(model, cache, [0])
     return sum(weights.values()) + cache.nbytes * context // cache.capacity
@@ -375,41 +479,52 @@ def _read_bytes(decoder: "Decoder", row: Mapping[str, Any], machine: Mapping[str
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    console = make_console()
-    machine = report["machine"]
-    if machine:
-        size = f"{machine['parameters'] / 1e6:.1f} M parameters, {machine['threads']} threads"
-        console.print(f"{machine['device']}, {machine['dtype']}, {size}", soft_wrap=True)
-    if "passes" in machine:
-        read_note = f"behind {machine['context']} tokens a target pass reads {machine['bytes'] / 1e6:.1f} MB"
-        console.print(f"a large copy moves {machine['bandwidth'] / 1e9:.1f} GB/s; {read_note}", soft_wrap=True)
-        sizes = [*machine["passes"][0]["ms"]]
-        timing_rows = [
-            {"": f"{row['passes']}, {name}"} | {str(size): row["ms"][size] / unit for size in sizes}
-            for row in machine["passes"]
-            for name, unit in (("ms", 1), ("v", row["ms"][sizes[0]]))
-        ]
-        console.print(
-            measure.to_table("passes over so many rows", timing_rows, {"": "", **dict.fromkeys(map(str, sizes), ".2f")})
-        )
+    if report["machine"]:
+        _show_machine(report["machine"])
     if report["reading"]:
-        timing_rows = [
-            {"": row["program"]} | {str(size): seconds for size, seconds in row["s"].items()}
-            for row in report["reading"]
-        ]
-        columns = {"": "", **dict.fromkeys([*timing_rows[0]][1:], ".2f")}
-        console.print(measure.to_table("seconds of reading prompts of so many tokens", timing_rows, columns))
-    for group in dict.fromkeys(row["group"] for row in report["rows"]):
-        rows = [row for row in report["rows"] if row["group"] == group]
-        console.print(measure.to_table(f"{group}: {rows[0]['prompts']} prompts", rows, LAW))
-        for row in rows:
-            if row.get("doubt"):
-                print(f"{row['method']}: {row['doubt']}")
-        rows = [row for row in rows if "tau" in row]
-        console.print(measure.to_table("mean µs per round outside the passes, by part; what drafters cost", rows, REST))
+        _show_reading(report["reading"])
+    for group, rows in group_by(report["rows"], itemgetter("group")).items():
+        _show_group(group, rows)
     loop_note = "texts loop (their last 48 tokens repeat with a period of at most 16)"
     print(f"{report['looping']} of {report['prompts']} {loop_note}")
     print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
     print("R law = tau (1 + h0) / (v + c*delta + h), prompts left out as in R decoding; terms are medians over repeats")
     if report["versions"]:
-        print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
+        print(", ".join(map(" ".join, report["versions"].items())))
+
+
+def _show_machine(machine: Mapping[str, Any]) -> None:
+    """Print what is measured on, and the times of passes."""
+    console = make_console()
+    size = f"{machine['parameters'] / 1e6:.1f} M parameters, {machine['threads']} threads"
+    console.print(f"{machine['device']}, {machine['dtype']}, {size}", soft_wrap=True)
+    if "passes" not in machine:
+        return
+    read_note = f"behind {machine['context']} tokens a target pass reads {machine['bytes'] / 1e6:.1f} MB"
+    console.print(f"a large copy moves {machine['bandwidth'] / 1e9:.1f} GB/s; {read_note}", soft_wrap=True)
+    rows = list[dict[str, Any]]()
+    for timed_row in machine["passes"]:
+        milliseconds = {str(size): ms for size, ms in timed_row["ms"].items()}
+        unit = next(iter(milliseconds.values()))
+        rows.append({"": f"{timed_row['passes']}, ms", **milliseconds})
+        rows.append({"": f"{timed_row['passes']}, v", **{size: ms / unit for size, ms in milliseconds.items()}})
+    columns = {"": "", **dict.fromkeys([*rows[0]][1:], ".2f")}
+    console.print(measure.to_table("passes over so many rows", rows, columns))
+
+
+def _show_reading(reading: Sequence[Mapping[str, Any]]) -> None:
+    """Print the seconds of reading prompts."""
+    rows = [{"": row["program"], **{str(size): seconds for size, seconds in row["s"].items()}} for row in reading]
+    columns = {"": "", **dict.fromkeys([*rows[0]][1:], ".2f")}
+    make_console().print(measure.to_table("seconds of reading prompts of so many tokens", rows, columns))
+
+
+def _show_group(group: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the tables of a group of prompts, and why ratios are missing."""
+    console = make_console()
+    console.print(measure.to_table(f"{group}: {rows[0]['prompts']} prompts", rows, LAW))
+    for row in rows:
+        if row.get("doubt"):
+            print(f"{row['method']}: {row['doubt']}")
+    law_rows = [row for row in rows if "tau" in row]
+    console.print(measure.to_table("mean µs per round outside the passes, by part; what drafters cost", law_rows, REST))

@@ -13,9 +13,11 @@ natural language, 5 for nearly deterministic ones. Rows differ in the order of t
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +34,7 @@ from drafttree.loading import PolicyLike, VerifierLike, parse_policies, parse_ve
 from drafttree.policies import Chain, Fixed
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.verifiers import Greedy, Verifier
+from drafttree_lab.speed_rows import group_by
 
 if TYPE_CHECKING:
     from drafttree.core.randomness import Randomness
@@ -52,6 +55,24 @@ GROWN = {"policy": "", "nodes": ".0f", "levels": ".0f"}
 GROWN |= dict.fromkeys(("ms a tree", "ms a level", "mean ms a tree"), ".3f")
 
 
+@dataclass(frozen=True)
+class MicroOptions:
+    """The sizes at which verifiers and policies are timed, and how often."""
+
+    vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000"
+    nodes: Annotated[str, typer.Option(help="Tree sizes that verifiers judge, root included.")] = "16,64,256"
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 4096
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of verifiers, above 0.")] = 1.0
+    alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for growth.")] = "0.7,1.35,5"
+    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that verifiers judge.")] = 5
+    trees: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are grown.")] = REPEATS
+    device: Device = "auto"
+
+    @property
+    def alphas(self) -> list[float]:
+        return parse_floats(self.alpha, "--alpha", "numbers above 0,", lambda each: each > 0 and math.isfinite(each))
+
+
 @grouped
 def bench(
     context: typer.Context,
@@ -66,41 +87,35 @@ def bench(
         ),
     ] = ["all"],  # noqa: B006
     policies: PolicySpecs = [POLICIES],  # noqa: B006
-    vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000",
-    nodes: Annotated[str, typer.Option(help="Tree sizes that verifiers judge, root included.")] = "16,64,256",
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 4096,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature of verifiers, above 0.")] = 1.0,
-    alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for growth.")] = "0.7,1.35,5",
-    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that verifiers judge.")] = 5,
-    trees: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are grown.")] = REPEATS,
-    device: Device = "auto",
+    options: MicroOptions = MicroOptions(),
 ) -> None:
     """Time verifiers, and how policies grow trees, without models.
 
     Verifiers beside the logits they need; growth on rows that follow Zipf's law. "none" leaves one of the two out.
     """
-    sizes = parse_numbers(nodes, "--nodes")
-    vocabs = parse_numbers(vocab, "--vocab")
-    alphas = parse_floats(alpha, "--alpha", "numbers above 0,", lambda each: each > 0 and math.isfinite(each))
+    sizes = parse_numbers(options.nodes, "--nodes")
+    vocabs = parse_numbers(options.vocab, "--vocab")
+    alphas = options.alphas
     judges = [] if verifiers == [NONE] else [*parse_verifiers(verifiers).values()]
     growth_policies = [] if policies == [NONE] else [*parse_policies(policies).values()]
 
     from drafttree.loading import find_device
 
-    torch_device = find_device(device)
+    device = find_device(options.device)
     store = results.open_store(context)
-    common_options: dict[str, Any] = {"vocabs": vocabs, "device": torch_device, "store": store}
+    judge_rows: list[dict[str, Any]] = []
+    growth_rows: list[dict[str, Any]] = []
     with progress(len(vocabs) * (len(sizes) * len(judges) + len(alphas) * len(growth_policies))) as advance:
-        common_options["progress"] = advance
-        judging_options = {"nodes": sizes, "hidden": hidden, "temperature": temperature, "repeats": repeats}
-        judge_rows = time_verifiers(judges, **judging_options, **common_options) if judges else []
-        rows = (
-            time_growth(growth_policies, alphas=alphas, repeats=trees, **common_options)
-            if growth_policies and not store.interrupted
-            else []
-        )
-    report = {"verifiers": judge_rows, "growth": rows, "device": str(torch_device), "threads": torch.get_num_threads()}
-    report |= {"hidden": hidden, "temperature": temperature, "trees": trees}
+        common_options: dict[str, Any] = {"vocabs": vocabs, "device": device, "store": store, "progress": advance}
+        if judges:
+            logits_options = {"hidden": options.hidden, "temperature": options.temperature}
+            judge_rows = time_verifiers(
+                judges, nodes=sizes, repeats=options.repeats, **logits_options, **common_options
+            )
+        if growth_policies and not store.interrupted:
+            growth_rows = time_growth(growth_policies, alphas=alphas, repeats=options.trees, **common_options)
+    report = {"verifiers": judge_rows, "growth": growth_rows, "device": str(device), "threads": torch.get_num_threads()}
+    report |= {"hidden": options.hidden, "temperature": options.temperature, "trees": options.trees}
     results.finish(store, measure.to_json(report), lambda: _show(report))
 
 
@@ -141,8 +156,10 @@ def time_verifiers(
     @lru_cache(maxsize=1)
     def synthetic(vocab: int, size: int) -> tuple[_SyntheticLogits, float]:
         hidden_states = torch.ones(size, hidden, device=device)
-        times = [time_work(lambda: hidden_states @ head(vocab), device) for _ in range(repeats + 1)]
-        return _SyntheticLogits(size, vocab, device), statistics.median(times[1:])
+        work = partial(torch.matmul, hidden_states, head(vocab))
+        time_work(work, device)
+        seconds = statistics.median(time_work(work, device) for _ in range(repeats))
+        return _SyntheticLogits(size, vocab, device), seconds
 
     def run(verifier: type[Verifier], at: tuple[int, int]) -> dict[str, float]:
         judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
@@ -178,8 +195,8 @@ class _SyntheticLogits:
     def tree(self, judge: Verifier, randomness: "Randomness") -> DraftTree:
         """A tree in which every node has two children, or a chain."""
         from drafttree.drafters.base import Session
-        from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
-        from drafttree.engine.tree_growth import grow
+        from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
+        from drafttree.engine.drafting.tree_growth import grow
 
         binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
@@ -198,11 +215,12 @@ class _Rows:
         self._rows = rows
         self._next = 1
 
-    def root(self, sessions: "Sequence[Session]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[Session]") -> Tensor:
         return self._rows[:1]
 
-    def expand(self, sessions: "Sequence[Session]", frontiers: "Sequence[Frontier]") -> Tensor:
-        start, self._next = self._next, self._next + len(frontiers[0].tokens)
+    def draft_level(self, sessions: "Sequence[Session]", frontiers: "Sequence[Frontier]") -> Tensor:
+        start = self._next
+        self._next += len(frontiers[0].tokens)
         return self._rows[start : self._next]
 
 
@@ -272,7 +290,7 @@ def time_growth(
 
 def zipf_draft(vocab: int, alpha: float, device: "torch.device") -> Any:
     """The logits of a drafter whose passes cost nothing: views of rows made beforehand."""
-    from drafttree.engine.tree_growth import DraftRows
+    from drafttree.engine.drafting.tree_growth import DraftRows
 
     class ZipfDraft(DraftRows):
         def __init__(self) -> None:
@@ -282,10 +300,10 @@ def zipf_draft(vocab: int, alpha: float, device: "torch.device") -> Any:
             orders = (torch.randperm(vocab, generator=generator) for _ in range(ROWS))
             self._rows = torch.stack([logprobs[order] for order in orders]).to(device)
 
-        def root(self) -> Tensor:
+        def draft_root(self) -> Tensor:
             return self._rows[:1]
 
-        def expand(self, frontiers: "Sequence[Frontier]") -> Tensor:
+        def draft_level(self, frontiers: "Sequence[Frontier]") -> Tensor:
             width = len(frontiers[0].tokens)
             if width > len(self._rows):  # the first tree with a frontier wider than any before takes the time for it
                 self._rows = self._rows.repeat(-(-width // len(self._rows)), 1)
@@ -299,7 +317,7 @@ def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -
     from drafttree.engine.drafting.controller import Controller
     from drafttree.engine.drafting.measure import TRIAL_COSTS, time_work
     from drafttree.engine.drafting.prices import Prices
-    from drafttree.engine.tree_growth import grow
+    from drafttree.engine.drafting.tree_growth import grow
 
     states = [policy.init_state(TextContext(TRIAL_COSTS))]
     controller = Controller(Prices(TRIAL_COSTS, frozen=True))
@@ -319,19 +337,21 @@ def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -
 def _show(report: Mapping[str, Any]) -> None:
     console = make_console()
     machine = f"{report['device']}, {report['threads']} threads"
-    for vocab in dict.fromkeys(row["vocab"] for row in report["verifiers"]):
-        group_rows = [row for row in report["verifiers"] if row["vocab"] == vocab]
-        names = {"ms": "verify", "grow ms": "growing", "logits ms": "logits"}
-        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in group_rows]
+    for vocab, rows in group_by(report["verifiers"], itemgetter("vocab")).items():
+        timed_rows = _in_milliseconds(rows, {"ms": "verify", "grow ms": "growing", "logits ms": "logits"})
         title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {machine}"
-        console.print(measure.to_table(title, rows, JUDGED), "")
+        console.print(measure.to_table(title, timed_rows, JUDGED), "")
     if report["verifiers"]:
         print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
-    for vocab, alpha in dict.fromkeys((row["vocab"], row["alpha"]) for row in report["growth"]):
-        group_rows = [row for row in report["growth"] if (row["vocab"], row["alpha"]) == (vocab, alpha)]
+    for (vocab, alpha), rows in group_by(report["growth"], itemgetter("vocab", "alpha")).items():
         names = {"ms a tree": "seconds", "ms a level": "per_level", "mean ms a tree": "mean_seconds"}
-        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in group_rows]
         title = f"vocabulary {vocab}, alpha {alpha:g}; {machine}, {report['trees']} trees each"
-        console.print(measure.to_table(title, rows, GROWN), "")
+        console.print(measure.to_table(title, _in_milliseconds(rows, names), GROWN), "")
     if report["growth"]:
         print("medians but for the last column; the drafter's passes are left out, the softmax of its logits is not")
+
+
+def _in_milliseconds(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Rows with some columns more, which are columns of seconds in milliseconds."""
+    for row in rows:
+        yield {**row, **{column: 1e3 * row[seconds] for column, seconds in columns.items()}}

@@ -7,7 +7,9 @@ loaded are of the same tokens, so their standard error, over the means of parts,
 import gzip
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, product, starmap
+from operator import attrgetter, eq, itemgetter, sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +22,10 @@ from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Dtype
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, progress
+from drafttree_lab.speed_rows import group_by
 
 if TYPE_CHECKING:
+    from drafttree.measure.driver import Cell
     from drafttree.models import TargetModel
 
 BASE = "unpacked"
@@ -62,21 +66,36 @@ def bench(
     from drafttree.loading.pretrained import load_tokenizer
 
     quantizations = quantize or ["int8", "int8-head"]
-    if unknown_name := next((name for name in quantizations if name not in WAYS), None):
-        raise unknown("--quantize", unknown_name, WAYS)
-    tokenizer = load_tokenizer(model)
-    text_parts = read_parts(text, tokenizer, tokens, length)
+    _check_quantizations(quantizations)
+    text_parts = read_parts(text, load_tokenizer(model), tokens, length)
     store = results.open_store(context, text_parts)
     ways = {name: Way(name, model, dtype) for name in (BASE, *quantizations)}
     with progress(len(ways) * len(text_parts)) as advance:
-        cells = measure.race(
-            ways, [("all", text_part) for text_part in text_parts], Scores, store=store, progress=advance
-        )
-    by_way = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
-    rows = [compare(name, by_way[name], by_way[BASE]) for name in ways]
+        prompts = list(product(["all"], text_parts))
+        cells = measure.race(ways, prompts, Scores, store=store, progress=advance)
+    rows = make_rows(cells)
     results.finish(
         store, {"rows": rows}, lambda: make_console().print(measure.to_table("", map(_shown, rows), COLUMNS))
     )
+
+
+def _check_quantizations(names: Iterable[str]) -> None:
+    """Refuse a name that is not among `WAYS`.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for name in names:
+        if name not in WAYS:
+            raise unknown("--quantize", name, WAYS)
+
+
+def make_rows(cells: Iterable["Cell"]) -> list[dict[str, Any]]:
+    """A row for every way, compared with the weights as they are unpacked."""
+    scores: dict[str, list[Scores]] = {}
+    for name, way_cells in group_by(cells, attrgetter("way")).items():
+        scores[name] = list(map(attrgetter("result"), way_cells))
+    return [compare(name, own_scores, scores[BASE]) for name, own_scores in scores.items()]
 
 
 def read_parts(path: Path, tokenizer: Any, tokens: int, length: int) -> list[list[int]]:
@@ -116,7 +135,7 @@ class Way:
         from drafttree.models import TargetModel, choose_backend
         from drafttree.models.quantization.quantize import quantize_int8
 
-        device, dtype = find_placement(self._model, self._dtype, "auto")
+        device, dtype = find_placement(self._dtype, "auto")
         quantization = {"int4": "int4", "as-stored": AS_STORED}.get(self._name)
         module = load_model(self._model, dtype, device, quantization)
         if self._name in ("int8", "int8-head"):
@@ -145,19 +164,10 @@ def score(target: "TargetModel", part: Sequence[int]) -> Scores:
 
 def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[str, Any]:
     """A row: the perplexity, by how much it differs from that of the base, and its standard error."""
-    logprobs = [logprob for text_part in own for logprob in text_part["logprobs"]]
-    differences = [
-        statistics.fmean(
-            base_logprob - logprob
-            for logprob, base_logprob in zip(text_part["logprobs"], base_part["logprobs"], strict=True)
-        )
-        for text_part, base_part in zip(own, base, strict=True)
-    ]
-    unchanged_flags = [
-        token == base_token
-        for text_part, base_part in zip(own, base, strict=True)
-        for token, base_token in zip(text_part["best"], base_part["best"], strict=True)
-    ]
+    logprobs = list(chain.from_iterable(map(itemgetter("logprobs"), own)))
+    differences = list(starmap(_mean_difference, zip(own, base, strict=True)))
+    best_tokens = chain.from_iterable(map(itemgetter("best"), own))
+    base_tokens = chain.from_iterable(map(itemgetter("best"), base))
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
     return {
@@ -166,8 +176,13 @@ def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[st
         "perplexity": math.exp(-statistics.fmean(logprobs)),
         "change_percent": 100 * math.expm1(mean),
         "error_percent": None if error is None else 100 * error,
-        "best_tokens_unchanged": statistics.fmean(unchanged_flags),
+        "best_tokens_unchanged": statistics.fmean(starmap(eq, zip(best_tokens, base_tokens, strict=True))),
     }
+
+
+def _mean_difference(part: Scores, base_part: Scores) -> float:
+    """By how much the tokens of a part are less probable than with the weights of the base, on average."""
+    return statistics.fmean(starmap(sub, zip(base_part["logprobs"], part["logprobs"], strict=True)))
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

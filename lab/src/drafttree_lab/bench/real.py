@@ -7,12 +7,15 @@ included; llama.cpp reads the file as it is. Texts in float32 are compared with 
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import chain, product
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,11 +38,12 @@ from drafttree_lab.real_model_run import (
     RealModel,
     Writers,
 )
-from drafttree_lab.speed_rows import make_rows, speed_ratio
+from drafttree_lab.speed_rows import group_by, make_rows, speed_ratio
 
 if TYPE_CHECKING:
     from drafttree.loading.gguf.reader import GGUFFile
     from drafttree.measure.driver import Cell
+    from drafttree.measure.run_store import RunStore
 
 VARIABLE = "DRAFTTREE_REAL_MODELS"
 HOW_TO_FILL = "give a folder with GGUF files of models"
@@ -49,6 +53,7 @@ CODE = ("drafttree", "drafttree_native")
 PACKAGES = ("drafttree", "drafttree-native", "torch", "transformers", "llama-cpp-python")
 SPEED_COLUMNS = {"method": "", "tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f"}
 SPEED_COLUMNS |= {"over llama.cpp": ".2f", "tau": ".2f", "c": ".2f", "v": ".2f", "h": ".3f", "same text": ">", "": ""}
+PEER_COLUMNS = {TRANSFORMERS: "over transformers", LLAMA_CPP: "over llama.cpp"}
 TEXT_COLUMNS = {"model": "", "method": "", "equal to transformers'": ">", "": ""}
 ALONE = ", without transformers"
 """Behind the name of a group of prompts that transformers, which is slow, does not answer."""
@@ -57,79 +62,138 @@ BLOCK = 1 << 24
 """Bytes of a file that are read at a time."""
 
 
+@dataclass(frozen=True)
+class RealPlan:
+    """Which models write which prompts.
+
+    Attributes:
+        timed_runs: the models in the precisions in which speeds count.
+        text_runs: the models in float32.
+        timed_prompts: the prompts where speeds count.
+        text_prompts: the prompts in float32.
+        timed: how many of the first transformers answers too.
+    """
+
+    timed_runs: Sequence[RealModel]
+    text_runs: Sequence[RealModel]
+    timed_prompts: Sequence[Example]
+    text_prompts: Sequence[Example]
+    timed: int
+
+    @property
+    def prompts(self) -> list[tuple[str, Example]]:
+        """The prompts of all models, each after its group, as prompts of `race`."""
+        prompts: list[tuple[str, Example]] = []
+        for run in self.timed_runs:
+            prompts += product([run.name], self.timed_prompts[: self.timed])
+            prompts += product([f"{run.name}{ALONE}"], self.timed_prompts[self.timed :])
+        for run in self.text_runs:
+            prompts += product([run.name], self.text_prompts)
+        return prompts
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of prompts."""
+        return {
+            "speeds": len(self.timed_prompts),
+            "transformers": min(self.timed, len(self.timed_prompts)),
+            "texts": len(self.text_prompts) if self.text_runs else 0,
+        }
+
+
+@dataclass(frozen=True)
+class RealOptions:
+    """Which models write which prompts, by options."""
+
+    models: Annotated[list[str] | None, typer.Option("--model", help="Take this file alone. May be repeated.")] = None
+    precisions: Annotated[
+        list[str] | None, typer.Option("--precision", help=f"Of {', '.join((*SPEEDS, TEXTS))}. May be repeated.")
+    ] = None
+    prompts: Files = None
+    limit: Annotated[int, typer.Option(min=1, help="Prompts where speeds count.")] = 6
+    timed: Annotated[int, typer.Option(min=1, help="Of these, prompts that transformers answers too.")] = 2
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text where speeds count.")] = 64
+    texts: Annotated[int, typer.Option(min=1, help="Prompts in float32.")] = 20
+    text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16
+
+    def plan(self, files: Sequence[Path], other_files: Sequence[Path]) -> RealPlan:
+        """The plan for some files; the others may draft.
+
+        Raises:
+            ConfigError: a precision is unknown.
+        """
+        precisions = self.precisions or [*SPEEDS, TEXTS]
+        if unknown_precision := next((name for name in precisions if name not in (*SPEEDS, TEXTS)), None):
+            raise unknown("precision", unknown_precision, (*SPEEDS, TEXTS))
+        timed_runs: list[RealModel] = []
+        text_runs: list[RealModel] = []
+        drafts = draft_models(files, other_files)
+        for path, precision in product(files, precisions):
+            if precision != TEXTS:
+                timed_runs.append(RealModel(path, drafts[path], precision, self.max_new_tokens))
+        if TEXTS in precisions:
+            text_runs += [RealModel(path, drafts[path], TEXTS, self.text_tokens) for path in files]
+        timed_prompts = _examples(self.prompts, self.limit)
+        text_prompts = _examples(self.prompts, self.texts)
+        return RealPlan(timed_runs, text_runs, timed_prompts, text_prompts, self.timed)
+
+
 @grouped
 def bench(
     context: typer.Context,
     results: ResultOptions,
     folder: Annotated[Path, typer.Argument(help="Folder with GGUF files.", envvar=VARIABLE)],
-    models: Annotated[list[str] | None, typer.Option("--model", help="Take this file alone. May be repeated.")] = None,
-    precisions: Annotated[
-        list[str] | None, typer.Option("--precision", help=f"Of {', '.join((*SPEEDS, TEXTS))}. May be repeated.")
-    ] = None,
-    prompts: Files = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts where speeds count.")] = 6,
-    timed: Annotated[int, typer.Option(min=1, help="Of these, prompts that transformers answers too.")] = 2,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text where speeds count.")] = 64,
-    texts: Annotated[int, typer.Option(min=1, help="Prompts in float32.")] = 20,
-    text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16,
+    options: RealOptions,
 ) -> None:
     """Measure real models beside transformers and llama.cpp."""
-    from drafttree.engine.generation import Generation
-
-    files, other_files = find_files(folder, models)
-    run_precisions = precisions or [*SPEEDS, TEXTS]
-    if unknown_precision := next((name for name in run_precisions if name not in (*SPEEDS, TEXTS)), None):
-        raise unknown("precision", unknown_precision, (*SPEEDS, TEXTS))
-    draft_model = draft_models(files, other_files)
-    timed_runs = [
-        RealModel(path, draft_model[path], precision, max_new_tokens)
-        for path in files
-        for precision in run_precisions
-        if precision != TEXTS
-    ]
-    text_runs = [RealModel(path, draft_model[path], TEXTS, text_tokens) for path in files if TEXTS in run_precisions]
-    timed_prompts = _examples(prompts, limit)
-    text_prompts = _examples(prompts, texts)
+    files, other_files = find_files(folder, options.models)
+    plan = options.plan(files, other_files)
     digests = {path.name: digest(path) for path in files}
     measured_with = {**_versions(), **describe_machine(), "code": code_digest()}
-    store = results.open_store(context, timed_prompts, text_prompts, digests, measured_with)
+    store = results.open_store(context, plan.timed_prompts, plan.text_prompts, digests, measured_with)
     writers = Writers()
-    ways = dict(writers.ways([*timed_runs, *text_runs]))
-    grouped_prompts = [
-        (run.name if index < timed else f"{run.name}{ALONE}", prompt)
-        for run in timed_runs
-        for index, prompt in enumerate(timed_prompts)
-    ]
-    grouped_prompts += [(run.name, prompt) for run in text_runs for prompt in text_prompts]
-
-    def runs_in(way: str, group: str) -> bool:
-        model, _, name = way.partition(": ")
-        return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
-
-    with progress(sum(runs_in(way, group) for group, _ in grouped_prompts for way in ways)) as advance:
-        result_type = Generation | measure.ReferenceRun | Failure
-        cells = measure.race(ways, grouped_prompts, result_type, runs=runs_in, store=store, progress=advance)
-
-    def difference(run: RealModel, plain: "Cell", other: "Cell") -> Any:
-        _, prompt = grouped_prompts[plain.prompt]
-        return writers.opened(run).find_difference(prompt, plain.result.tokens, other.result.tokens)
-
-    speeds = [row for run in timed_runs for row in speed_rows(run, _cells_of(run, cells), partial(difference, run))]
+    cells = _race(plan, writers, store)
+    speeds: list[dict[str, Any]] = []
+    for run in plan.timed_runs:
+        speeds += speed_rows(run, _cells_of(run, cells), partial(_find_difference, plan, writers, run))
+    texts: list[dict[str, Any]] = []
+    for run in plan.text_runs:
+        texts += text_rows(run, _cells_of(run, cells))
     report = {
         "machine": describe_machine(),
         "versions": _versions(),
         "files": [describe_file(path, digests[path.name]) for path in files],
-        "source": [str(path) for path in prompts or []] or "shipped",
-        "prompts": {
-            "speeds": len(timed_prompts),
-            "transformers": min(timed, len(timed_prompts)),
-            "texts": len(text_prompts) if text_runs else 0,
-        },
-        "new tokens": {"speeds": max_new_tokens, "texts": text_tokens},
+        "source": list(map(str, options.prompts or ())) or "shipped",
+        "prompts": plan.counts,
+        "new tokens": {"speeds": options.max_new_tokens, "texts": options.text_tokens},
         "speeds": speeds,
-        "texts": [row for run in text_runs for row in text_rows(run, _cells_of(run, cells))],
+        "texts": texts,
     }
     results.finish(store, measure.to_json(report), lambda: show(report))
+
+
+def _race(plan: RealPlan, writers: Writers, store: "RunStore") -> "list[Cell]":
+    """Let all models write their prompts in all ways."""
+    from drafttree.engine.generation import Generation
+
+    ways = dict(writers.ways([*plan.timed_runs, *plan.text_runs]))
+    prompts = plan.prompts
+    text_count = sum(_runs_in(way, group) for way, (group, _) in product(ways, prompts))
+    with progress(text_count) as advance:
+        result_type = Generation | measure.ReferenceRun | Failure
+        return measure.race(ways, prompts, result_type, runs=_runs_in, store=store, progress=advance)
+
+
+def _runs_in(way: str, group: str) -> bool:
+    """Whether a way, which has its model before its name, writes a group of prompts."""
+    model, _, name = way.partition(": ")
+    return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
+
+
+def _find_difference(plan: RealPlan, writers: Writers, run: RealModel, plain: "Cell", other: "Cell") -> Any:
+    """The first difference of a model's text from plain decoding's."""
+    _, prompt = plan.prompts[plain.prompt]
+    return writers.opened(run).find_difference(prompt, plain.result.tokens, other.result.tokens)
 
 
 def find_files(folder: Path, names: Sequence[str] | None) -> tuple[list[Path], list[Path]]:
@@ -156,8 +220,11 @@ def find_files(folder: Path, names: Sequence[str] | None) -> tuple[list[Path], l
     model_names = [name.removesuffix(".gguf") for name in names] if names else [*by_name]
     if absent_name := next((name for name in model_names if name not in by_name), None):
         raise InputError(f"{folder} has no {absent_name}.gguf; it has {', '.join(by_name)}")
-    other_files = [path for name, path in by_name.items() if name not in model_names]
-    return [path for name, path in by_name.items() if name in model_names], other_files
+    files: list[Path] = []
+    other_files: list[Path] = []
+    for name, path in by_name.items():
+        (files if name in model_names else other_files).append(path)
+    return files, other_files
 
 
 def _why_no_model(path: Path) -> str | None:
@@ -170,23 +237,41 @@ def _why_no_model(path: Path) -> str | None:
     return None if "tokenizer.ggml.tokens" in file.metadata else "it has no tokenizer"
 
 
+class ModelFile(NamedTuple):
+    """A model by its file.
+
+    Attributes:
+        path: the file.
+        weights: how many weights it has.
+        vocabulary: its tokens.
+    """
+
+    path: Path
+    weights: int
+    vocabulary: Any
+
+    @classmethod
+    def read(cls, path: Path) -> "ModelFile":
+        """Read the head of a file."""
+        from drafttree.loading.gguf.reader import GGUFFile
+
+        file = GGUFFile(path)
+        return cls(path, _weights_by_kind(file).total(), file.metadata["tokenizer.ggml.tokens"])
+
+    def drafts_for(self, target: "ModelFile") -> bool:
+        """Whether it has the target's vocabulary and half its weights at most."""
+        return 2 * self.weights <= target.weights and self.vocabulary == target.vocabulary
+
+
 def draft_models(files: Sequence[Path], others: Sequence[Path] = ()) -> dict[Path, Path | None]:
     """For each file the largest one of the same vocabulary, of these and others, that has half its weights at most."""
-    from drafttree.loading.gguf.reader import GGUFFile
-
-    gguf_files = {path: GGUFFile(path) for path in (*files, *others)}
-    weights = {path: _weights_by_kind(file).total() for path, file in gguf_files.items()}
-    vocabularies = {path: file.metadata["tokenizer.ggml.tokens"] for path, file in gguf_files.items()}
-
-    def fits(target: Path, other: Path) -> bool:
-        return 2 * weights[other] <= weights[target] and vocabularies[other] == vocabularies[target]
-
-    return {
-        target: max(
-            (candidate for candidate in gguf_files if fits(target, candidate)), key=weights.__getitem__, default=None
-        )
-        for target in files
-    }
+    model_files = list(map(ModelFile.read, (*files, *others)))
+    draft_paths: dict[Path, Path | None] = {}
+    for target in model_files[: len(files)]:
+        candidates = [file for file in model_files if file.drafts_for(target)]
+        largest = max(candidates, key=attrgetter("weights"), default=None)
+        draft_paths[target.path] = largest.path if largest else None
+    return draft_paths
 
 
 def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[dict[str, Any]]:
@@ -200,40 +285,55 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
     labels = {"model": run.target.stem, "precision": run.precision}
     failures = _failures(cells)
     text_cells = [cell for cell in cells if cell.way not in failures]
-    table_rows = (
-        [] if PLAIN in failures else make_rows(text_cells, seeded=[PLAIN, *run.methods].__contains__, find=find)
-    )
-    rows = {row["method"]: row for row in table_rows if row["group"] == run.name}
-    by_way = {way: {cell.prompt: cell for cell in text_cells if cell.way == way} for way in rows}
+    cells_by_way = group_by(text_cells, attrgetter("way"))
+    rows = {} if PLAIN in failures else _law_rows(run, text_cells, find)
     for way in run.ways:
-        if way not in rows:
+        if way in rows:
+            yield {**labels, **rows[way], **_peer_ratios(way, cells_by_way)}
+        else:
             without_plain = f"not compared: {PLAIN} decoding failed" if PLAIN in failures else UNFINISHED
             yield {**labels, "method": way, "failure": failures.get(way, without_plain)}
-            continue
-        row = {**labels, **{name: value for name, value in rows[way].items() if name != "group"}}
-        for peer, column in ((TRANSFORMERS, "over transformers"), (LLAMA_CPP, "over llama.cpp")):
-            if peer in by_way and way != peer:
-                shared_prompts = sorted(by_way[way].keys() & by_way[peer].keys())
-                row[column] = speed_ratio(
-                    *([by_way[name][prompt] for prompt in shared_prompts] for name in (way, peer))
-                )
-        yield row
     if LLAMA_CPP not in run.ways:
         yield {**labels, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
+
+
+def _law_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> dict[str, dict[str, Any]]:
+    """The rows of `make_rows` over all prompts, by way."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in make_rows(cells, seeded=[PLAIN, *run.methods].__contains__, find=find):
+        if row.pop("group") == run.name:
+            rows[row["method"]] = row
+    return rows
+
+
+def _peer_ratios(way: str, cells: Mapping[str, Sequence["Cell"]]) -> "dict[str, measure.Interval]":
+    """The speed of a way over other programs', each on the prompts that both have answered."""
+    ratios: dict[str, measure.Interval] = {}
+    way_cells = _by_prompt(cells[way])
+    for peer, column in PEER_COLUMNS.items():
+        if peer in cells and way != peer:
+            peer_cells = _by_prompt(cells[peer])
+            prompts = sorted(way_cells.keys() & peer_cells.keys())
+            ratios[column] = speed_ratio(map(way_cells.__getitem__, prompts), map(peer_cells.__getitem__, prompts))
+    return ratios
+
+
+def _by_prompt(cells: Iterable["Cell"]) -> dict[int, "Cell"]:
+    return {cell.prompt: cell for cell in cells}
 
 
 def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any]]:
     """A row for every way of drafttree: how many of its texts are those of transformers."""
     failures = _failures(cells)
-    texts_by_way = {way: {cell.prompt: cell.result for cell in cells if cell.way == way} for way in run.ways}
-    references = texts_by_way[TRANSFORMERS]
+    cells_by_way = group_by(cells, attrgetter("way"))
+    references = cells_by_way.get(TRANSFORMERS, [])
     for way in [PLAIN, *run.methods]:
         row = {"model": run.target.stem, "method": way}
         if failure := failures.get(way) or failures.get(TRANSFORMERS) or (None if references else UNFINISHED):
             yield {**row, "failure": failure}
             continue
-        texts = texts_by_way[way]
-        equal_count = sum(texts[prompt].tokens == reference.tokens for prompt, reference in references.items())
+        texts = _by_prompt(cells_by_way[way])
+        equal_count = sum(texts[cell.prompt].result.tokens == cell.result.tokens for cell in references)
         yield {**row, "equal": equal_count, "texts": len(references)}
 
 
@@ -304,21 +404,22 @@ def show(report: Mapping[str, Any]) -> None:
     machine = report["machine"]
     print(f"{machine['processor']}, {machine['instructions']}, {machine['threads']} threads")
     for file in report["files"]:
-        kind_shares = ", ".join(
-            f"{tensor_kind} {share:.0%}" for tensor_kind, share in file["kinds"].items() if share > 0.005
-        )
-        size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights ({kind_shares})"
-        print(f"{file['file']}: {file['name']}, {size}, sha256 {file['sha256'][:16]}")
-    keys = dict.fromkeys((row["model"], row["precision"]) for row in report["speeds"])
-    for model, precision in keys:
-        rows = [row for row in report["speeds"] if (row["model"], row["precision"]) == (model, precision)]
+        _show_file(file)
+    for (model, precision), rows in group_by(report["speeds"], itemgetter("model", "precision")).items():
         table_rows = [{**row, "": row.get("failure") or row.get("doubt")} for row in rows]
         console.print(measure.to_table(f"{model}, {precision}", table_rows, SPEED_COLUMNS))
     table_rows = [{**row, "equal to transformers'": _share(row), "": row.get("failure")} for row in report["texts"]]
     console.print(measure.to_table("texts in float32", table_rows, TEXT_COLUMNS))
     print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
     print("R law = tau (1 + h0) / (v + c*delta + h), without prompts; same text: of plain decoding in that precision")
-    print(", ".join(f"{name} {number}" for name, number in report["versions"].items()))
+    print(", ".join(map(" ".join, report["versions"].items())))
+
+
+def _show_file(file: Mapping[str, Any]) -> None:
+    """Print a line about a model's file."""
+    shares = [f"{tensor_kind} {share:.0%}" for tensor_kind, share in file["kinds"].items() if share > 0.005]
+    size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights ({', '.join(shares)})"
+    print(f"{file['file']}: {file['name']}, {size}, sha256 {file['sha256'][:16]}")
 
 
 def _share(row: Mapping[str, Any]) -> str | None:
@@ -334,8 +435,9 @@ def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
 
     with as_file(files("drafttree.measure") / "data" / "prompts") as data:
         examples = spread_examples([data / "mt_bench.jsonl", data / "humaneval.jsonl"], limit + limit % 2)
-    chat, code = examples[: len(examples) // 2], examples[len(examples) // 2 :]
-    return [example for turn in zip(chat, code, strict=True) for example in turn][:limit]
+    chat = examples[: len(examples) // 2]
+    code = examples[len(examples) // 2 :]
+    return list(chain.from_iterable(zip(chat, code, strict=True)))[:limit]
 
 
 def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> list["Cell"]:

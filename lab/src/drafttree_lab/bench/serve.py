@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +18,7 @@ import typer
 from drafttree import measure
 from drafttree.core.errors import ConfigError
 from drafttree.core.requirements import check_requirements
-from drafttree.interfaces.cli.option_groups import given_options
+from drafttree.interfaces.cli.option_groups import given_options, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -35,10 +37,11 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.console import make_console, print_json, progress
 from drafttree.loading import find_policy, find_verifier
+from drafttree_lab.speed_rows import group_by
 
 if TYPE_CHECKING:
     from drafttree.measure.driver import Cell, Way
-    from drafttree_lab.http_load import LoadRun
+    from drafttree_lab.http_load import LoadRun, ServedText
 
 SPECULATIVE, WITHOUT_DRAFTER = "speculative", "no drafter"
 SHARED, WHOLE = "prefixes shared", "prompts read whole"
@@ -55,77 +58,107 @@ ROUNDING = (
 )
 
 
-def bench(
-    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
-    prompts: Files = None,
-    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients.")] = "1,4,16",
-    drafter: Drafter = "auto",
-    policy: PolicySpec = None,
-    verifier: VerifierName = "auto",
+@dataclass(frozen=True)
+class ServedOptions:
+    """What is served, and how a text is asked for."""
+
+    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded"
+    prompts: Files = None
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients.")] = "1,4,16"
+    drafter: Drafter = "auto"
+    policy: PolicySpec = None
+    verifier: VerifierName = "auto"
     system_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Length of a shared system prompt in tokens. The other server then shares no prefixes.",
         ),
-    ] = None,
-    per_client: Annotated[int, typer.Option(min=1, help="Number of texts per client and turn.")] = 2,
-    max_new_tokens: Length = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    repeats: Repeats = 5,
-    limit: Limit = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    quantize: Quantize = None,
-    json_: AsJson = False,
-) -> None:
+    ] = None
+    per_client: Annotated[int, typer.Option(min=1, help="Number of texts per client and turn.")] = 2
+    max_new_tokens: Length = 64
+    temperature: Temperature = 0.0
+    seed: Seed = 0
+    repeats: Repeats = 5
+    limit: Limit = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    quantize: Quantize = None
+
+    def texts(self) -> list[str]:
+        """The prompts, as texts."""
+        from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_form import AS_TEXT
+        from drafttree.measure.prompts import read_examples
+
+        examples = read_examples(self.prompts, self.limit) if self.prompts else shipped_examples(self.limit, AS_TEXT)
+        return list(map(attrgetter("prompt"), examples))
+
+    def servers(self, largest: int) -> dict[str, list[str]]:
+        """By name, the arguments of `drafttree serve`, for at most so many clients."""
+        arguments = {SPECULATIVE: [self.drafter], WITHOUT_DRAFTER: ["none"]}
+        if self.system_tokens:
+            arguments = {SHARED: [self.drafter], WHOLE: [self.drafter, "--prefix-tokens", "0"]}
+        names = ("policy", "verifier", "dtype", "device", "quantize")
+        common_arguments: list[str] = []
+        for name, value in given_options({name: getattr(self, name) for name in names}).items():
+            common_arguments += [f"--{name}", value]
+        common_arguments += ["--max-batch", str(largest), "--port", "0"]
+        for name, own_arguments in arguments.items():
+            arguments[name] = [self.model, "--drafter", *own_arguments, *common_arguments]
+        return arguments
+
+    def systems(self, texts: Sequence[str], turns: int) -> list[str]:
+        """The system prompts of so many turns; a single empty one where none is wanted."""
+        if not self.system_tokens:
+            return [""]
+
+        from drafttree.loading.pretrained import load_tokenizer
+
+        return system_prompts(texts, load_tokenizer(self.model), self.system_tokens, turns)
+
+    @property
+    def request_options(self) -> dict[str, Any]:
+        """The options of every request."""
+        return {
+            "max_tokens": self.max_new_tokens,
+            "temperature": self.temperature or 0.0,
+            "seed": self.seed,
+            "ignore_eos": True,
+        }
+
+
+@grouped
+def bench(served: ServedOptions, json_: AsJson = False) -> None:
     """Measure a server under load, with and without drafts.
 
     Both servers run as processes of their own and answer the same prompts over HTTP in turns. With --system-tokens, the
     other server is `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
     """
     check_requirements("serving", "serve")
-    sizes = parse_numbers(clients, "--clients", 1)
-    find_policy(policy)
-    find_verifier(verifier)
+    sizes = parse_numbers(served.clients, "--clients", 1)
+    find_policy(served.policy)
+    find_verifier(served.verifier)
 
-    from drafttree.interfaces.cli.decoders import shipped_examples
-    from drafttree.measure.prompt_form import AS_TEXT
-    from drafttree.measure.prompts import read_examples
-
-    texts = [
-        example.prompt for example in (read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT))
-    ]
-    options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
-    common_options = [argument for name, value in given_options(options).items() for argument in (f"--{name}", value)]
-    common_options += ["--max-batch", str(max(sizes)), "--port", "0"]
-    servers = {SPECULATIVE: [drafter], WITHOUT_DRAFTER: ["none"]}
-    systems = [""]
-    if system_tokens:
-        from drafttree.loading.pretrained import load_tokenizer
-
-        servers = {SHARED: [drafter], WHOLE: [drafter, "--prefix-tokens", "0"]}
-        systems = system_prompts(texts, load_tokenizer(model), system_tokens, len(sizes) * (repeats + 1))
-    turns = make_turns(texts, sizes, systems, repeats, per_client)
-    request_options = {
-        "max_tokens": max_new_tokens,
-        "temperature": temperature or 0.0,
-        "seed": seed,
-        "ignore_eos": True,
-    }
+    texts = served.texts()
+    systems = served.systems(texts, len(sizes) * (served.repeats + 1))
+    turns = make_turns(texts, sizes, systems, served.repeats, served.per_client)
+    ways: dict[str, Way] = {}
     with ExitStack() as stack:
-        addresses = {
-            name: stack.enter_context(_served([model, "--drafter", *server_options, *common_options]))
-            for name, server_options in servers.items()
-        }
-        ways: dict[str, Way] = {name: partial(_load, address, request_options) for name, address in addresses.items()}
+        for name, arguments in served.servers(max(sizes)).items():
+            ways[name] = partial(_load, stack.enter_context(_served(arguments)), served.request_options)
         with progress(len(ways) * len(turns)) as advance:
             cells = measure.race(ways, turns, Any, progress=advance)
-    warm_up_prompts = {group: next(cell.prompt for cell in cells if cell.group == group) for group, _ in turns}
-    rows = make_rows([cell for cell in cells if cell.prompt != warm_up_prompts[cell.group]], [*addresses])
-    report = {"rows": rows, "turns": repeats, "tokens": max_new_tokens}
+    rows = make_rows(list(_without_warm_up(cells)), list(ways))
+    report = {"rows": rows, "turns": served.repeats, "tokens": served.max_new_tokens}
     print_json(measure.to_json(report)) if json_ else _show(report)
+
+
+def _without_warm_up(cells: Sequence["Cell"]) -> Iterator["Cell"]:
+    """The cells but for those of the first turn of each number of clients."""
+    for size_cells in group_by(cells, attrgetter("group")).values():
+        first_turn = size_cells[0].prompt
+        yield from (cell for cell in size_cells if cell.prompt != first_turn)
 
 
 def make_turns(
@@ -137,11 +170,12 @@ def make_turns(
     """
     source = cycle(prompts)
     begins = cycle(systems)
-    return [
-        (str(size), (size, [begin + text for text in islice(source, size * per_client)]))
-        for size in sizes
-        for begin in islice(begins, repeats + 1)
-    ]
+    turns: list[tuple[str, tuple[int, list[str]]]] = []
+    for size in sizes:
+        for begin in islice(begins, repeats + 1):
+            turn_texts = [begin + text for text in islice(source, size * per_client)]
+            turns.append((str(size), (size, turn_texts)))
+    return turns
 
 
 def system_prompts(texts: Sequence[str], tokenizer: Any, tokens: int, turns: int) -> list[str]:
@@ -164,32 +198,57 @@ def _load(address: str, options: Mapping[str, Any], turn: tuple[int, Sequence[st
     return asyncio.run(run_load(address, turn[1], turn[0], options))
 
 
+@dataclass
+class ServerRuns:
+    """The turns of a server with so many clients.
+
+    Attributes:
+        runs: the turns.
+    """
+
+    runs: "list[LoadRun]" = field(default_factory=list)
+
+    @property
+    def texts(self) -> "list[ServedText]":
+        """The texts of all turns."""
+        return list(chain.from_iterable(map(attrgetter("texts"), self.runs)))
+
+    @property
+    def counts(self) -> list[tuple[int, float]]:
+        """Tokens and seconds of each turn."""
+        return list(map(attrgetter("tokens", "seconds"), self.runs))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The speed, how long clients waited, and the share of prompts that was not read anew."""
+        texts = self.texts
+        prompt_tokens = sum(map(attrgetter("prompt_tokens"), texts))
+        return {
+            "tokens_per_second": measure.total_speed(self.counts),
+            "first_token": _percentiles(list(map(attrgetter("first_token"), texts))),
+            "next_token": _percentiles(list(chain.from_iterable(map(attrgetter("gaps"), texts)))),
+            "cached": sum(map(attrgetter("cached_tokens"), texts)) / max(prompt_tokens, 1),
+        }
+
+
 def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, Any]]:
     """The two servers by the number of clients: speeds, how long clients waited, and how many texts are the same."""
-    rows = []
-    main_way, base_way = ways
-    for size in dict.fromkeys(cell.group for cell in cells):
-        runs = {
-            way: [cell.result for cell in cells if (cell.way, cell.group) == (way, size)]
-            for way in (main_way, base_way)
+    rows: list[dict[str, Any]] = []
+    for size, size_cells in group_by(cells, attrgetter("group")).items():
+        servers = {way: ServerRuns() for way in ways}
+        for cell in size_cells:
+            servers[cell.way].runs.append(cell.result)
+        main_server, base_server = servers.values()
+        text_pairs = zip(main_server.texts, base_server.texts, strict=True)
+        row: dict[str, Any] = {
+            "clients": size,
+            "ways": {way: server.figures for way, server in servers.items()},
+            "ratio": measure.Interval.of_speeds_by_jackknife(main_server.counts, base_server.counts),
+            "texts": len(main_server.texts),
+            "same": sum(main_text.text == base_text.text for main_text, base_text in text_pairs),
         }
-        counts = {way: [(run.tokens, run.seconds) for run in way_runs] for way, way_runs in runs.items()}
-        texts = [[text.text for run in way_runs for text in run.texts] for way_runs in runs.values()]
-        row: dict[str, Any] = {"clients": size, "ways": {way: _figures(way_runs) for way, way_runs in runs.items()}}
-        ratio = measure.Interval.of_speeds_by_jackknife(counts[main_way], counts[base_way])
-        row |= {"ratio": ratio, "texts": len(texts[0])}
-        rows.append(row | {"same": sum(our_text == their_text for our_text, their_text in zip(*texts, strict=True))})
+        rows.append(row)
     return rows
-
-
-def _figures(runs: Sequence["LoadRun"]) -> dict[str, Any]:
-    texts = [text for run in runs for text in run.texts]
-    return {
-        "tokens_per_second": measure.total_speed((run.tokens, run.seconds) for run in runs),
-        "first_token": _percentiles([text.first_token for text in texts]),
-        "next_token": _percentiles([gap for text in texts for gap in text.gaps]),
-        "cached": sum(text.cached_tokens for text in texts) / max(sum(text.prompt_tokens for text in texts), 1),
-    }
 
 
 def _percentiles(values: Sequence[float]) -> dict[int, float]:
@@ -226,34 +285,35 @@ def _address(process: "subprocess.Popen[str]") -> str:
 def _show(report: Mapping[str, Any]) -> None:
     console = make_console()
     rows = report["rows"]
-    ways = [*rows[0]["ways"]]
-    speeds = [
-        {
-            "clients": row["clients"],
-            **{way: row["ways"][way]["tokens_per_second"] for way in ways},
-            "ratio": row["ratio"],
-        }
-        for row in rows
-    ]
-    waits = [
-        {"clients": row["clients"], "server": way, **_waiting(figures), "prompts cached": figures["cached"]}
-        for row in rows
-        for way, figures in row["ways"].items()
-    ]
-    console.print(measure.to_table(SPEEDS, speeds, {"clients": ">", **dict.fromkeys(ways, ".1f"), "ratio": ".2f"}))
+    ways = list(rows[0]["ways"])
+    columns = {"clients": ">", **dict.fromkeys(ways, ".1f"), "ratio": ".2f"}
+    console.print(measure.to_table(SPEEDS, map(_speed_row, rows), columns))
     columns = {"clients": ">", "server": "", "first token": ">", "next token": ">", "prompts cached": ".0%"}
-    console.print(measure.to_table(WAITS, waits, columns))
-    same_count = sum(row["same"] for row in rows)
-    texts = sum(row["texts"] for row in rows)
+    console.print(measure.to_table(WAITS, chain.from_iterable(map(_wait_rows, rows)), columns))
+    same_count = sum(map(itemgetter("same"), rows))
+    texts = sum(map(itemgetter("texts"), rows))
     print(f"{report['turns']} turns of each; {same_count} of {texts} texts are {SECOND[ways[1]]}")
     if same_count < texts:
         print(ROUNDING)
 
 
-def _waiting(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Milliseconds to the first token, and from token to token, by percentile."""
-    waits = {"first token": figures["first_token"], "next token": figures["next_token"]}
-    return {
-        name: " / ".join(f"{1000 * seconds:.1f}" for seconds in percentiles.values())
-        for name, percentiles in waits.items()
-    }
+def _speed_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The speeds of both servers, and their ratio."""
+    speeds = {way: figures["tokens_per_second"] for way, figures in row["ways"].items()}
+    return {"clients": row["clients"], **speeds, "ratio": row["ratio"]}
+
+
+def _wait_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each server: how long clients waited for the first token, and from token to token."""
+    for way, figures in row["ways"].items():
+        yield {
+            "clients": row["clients"],
+            "server": way,
+            "first token": _in_milliseconds(figures["first_token"]),
+            "next token": _in_milliseconds(figures["next_token"]),
+            "prompts cached": figures["cached"],
+        }
+
+
+def _in_milliseconds(percentiles: Mapping[int, float]) -> str:
+    return " / ".join(f"{1000 * seconds:.1f}" for seconds in percentiles.values())

@@ -2,14 +2,16 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from drafttree_lab.replay.judge import Verdict
     from drafttree_lab.replay.plan import Experiment, Sizes
     from drafttree_lab.replay.results import Entry, ResultSummary
+    from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner
 
 FOLDER = Path("build/replay")
 RUN = "run"
@@ -64,6 +67,89 @@ class PlanOptions:
         return Sizes(self.limit, self.max_new_tokens, points=self.points, model=self.model, **others)
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How it is run, and how claims are judged."""
+
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
+    ] = None
+    contexts: Annotated[
+        int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
+    ] = CONTEXTS
+    counts_only: Annotated[
+        bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
+    ] = False
+    inflate: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}. No drafter is fitted."
+        ),
+    ] = None
+    agreement: Annotated[
+        bool,
+        typer.Option(
+            "--agreement/--no-agreement",
+            help="Judge claims with drafters as near to the target as the papers' too, where others stand for them.",
+        ),
+    ] = True
+    cost: Annotated[
+        str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
+    ] = "published"
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False
+    seed: Seed = 0
+    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = "float32"
+    device: Device = "auto"
+
+    def sizes(self, options: PlanOptions) -> "Sizes":
+        """How much is run of a plan."""
+        return options.sizes(prompt_tokens=self.max_prompt_tokens, chat=self.chat, contexts=self.contexts)
+
+
+RUNNING = RunOptions()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        experiments: the experiments.
+        texts: the prompts.
+        drafters: the drafters, by role.
+        given: those of them that the user names.
+        sizes: how much is run.
+    """
+
+    experiments: Sequence["Experiment"]
+    texts: "PromptTexts"
+    drafters: Mapping[str, str]
+    given: Mapping[str, str]
+    sizes: "Sizes"
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """The drafters that stand for the papers' own, by role."""
+        return {role: drafter for role, drafter in self.drafters.items() if role not in self.given}
+
+    @property
+    def unproven_drafters(self) -> list[str | None]:
+        """The drafters that the user names, or the user's own papers."""
+        from drafttree_lab.replay.paper_files import outside_file
+
+        drafters: list[str | None] = [*self.given.values()]
+        for experiment in self.experiments:
+            if outside_file(experiment.paper):
+                for block in experiment.blocks:
+                    drafters += [way.drafter for way in block.ways.values()]
+        return list(dict.fromkeys(drafters))
+
+    @property
+    def turns(self) -> int:
+        """The turns of one repeat."""
+        return sum(len(experiment.blocks) for experiment in self.experiments) * self.sizes.limit
+
+
 class Replays(TyperGroup):
     """The commands; what names none of them is what to run, or an option of running it."""
 
@@ -92,35 +178,7 @@ def run(
         list[str] | None, typer.Argument(help='What to run: "all", papers, results such as talon/1. Default: --paper.')
     ] = None,
     results: ResultOptions = RESULTS,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
-    ] = None,
-    contexts: Annotated[
-        int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
-    ] = CONTEXTS,
-    counts_only: Annotated[
-        bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
-    ] = False,
-    inflate: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}. No drafter is fitted."
-        ),
-    ] = None,
-    agreement: Annotated[
-        bool,
-        typer.Option(
-            "--agreement/--no-agreement",
-            help="Judge claims with drafters as near to the target as the papers' too, where others stand for them.",
-        ),
-    ] = True,
-    cost: Annotated[
-        str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
-    ] = "published",
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
-    seed: Seed = 0,
-    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = "float32",
-    device: Device = "auto",
+    running: RunOptions = RUNNING,
 ) -> None:
     """Run tables and figures, and judge the claims.
 
@@ -130,61 +188,78 @@ def run(
     The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 1 if every
     turn failed, 3 if the minutes are over and runs are left.
     """
-    if inflate:
-        find_shape(inflate)
+    if running.inflate:
+        find_shape(running.inflate)
 
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
-    from drafttree_lab.replay.paper_files import keep_papers, use_papers
-    from drafttree_lab.replay.plan import NO_PROMPTS
+    from drafttree_lab.replay.paper_files import use_papers
     from drafttree_lab.replay.results import ResultSummary, correct_claims, write_results
-    from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
+    from drafttree_lab.replay.run import ReplayTarget, digests_of, run_replay
 
-    costs = CostSource.parse(cost)
+    costs = CostSource.parse(running.cost)
     drafters_by_role = parse_roles(options.roles or [])
-    out = results.out or FOLDER
-    sizes = options.sizes(prompt_tokens=max_prompt_tokens, chat=chat, contexts=contexts)
     user_papers = use_papers(options.paper or [])
     if not (names := what or user_papers):
         raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
-    experiments, texts, drafters = _plan(names, options, drafters_by_role, sizes)
-    load = ReplayTarget(options.target, dtype, device, inflate)
-    ids = load.encode(texts.texts, options.max_new_tokens, chat=chat)
-    other_ids = load.encode(texts.others, options.max_new_tokens, chat=chat)
-    ids |= {(experiment.paper, NO_PROMPTS): [[turn] for turn in range(options.limit)] for experiment in experiments}
-    blocks = [block for experiment in experiments if experiment.paper in user_papers for block in experiment.blocks]
-    planned_drafters = [way.drafter for block in blocks for way in block.ways.values()]
-    # one that cannot be used is told before anything is run
-    for drafter in dict.fromkeys([*drafters_by_role.values(), *planned_drafters]):
-        load.load_drafter(drafter)
-    # contexts are in the keys of cells; the usual number stands here since folders of before have it
-    store = load.open_store(out, results.minutes, seed=seed, chat=chat, contexts=CONTEXTS)
-    keep_papers(out)
+    plan = _plan(names, options, drafters_by_role, running.sizes(options))
+    target = ReplayTarget(options.target, running.dtype, running.device, running.inflate)
+    out = results.out or FOLDER
+    runner, fits = _prepare(plan, target, running, out, results.minutes)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
     def keep(found: list[ResultSummary]) -> None:
         with suppress(InputError):  # told at the end, where the results are shown
             write_results(out, found, command)
 
-    measure = partial(load.measure, seed)
-    runner = Runner(load.make_decoder, measure, ids, store, seed=seed, timed=not counts_only)
-    judging_options: dict[str, Any] = {"costs": costs, "clusters": texts.clusters(digests_of(ids)), "keep": keep}
-    if agreement:
-        stand_ins = {role: name for role, name in drafters.items() if role not in drafters_by_role}
-        counting_runner = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
-        judging_options["fits"] = DrafterFits(load, counting_runner, stand_ins, sizes)
-    with progress(
-        sum(len(experiment.blocks) for experiment in experiments) * options.limit * options.repeats
-    ) as advance:
-        summaries = run_replay(experiments, runner, repeats=options.repeats, progress=advance, **judging_options)
+    with progress(plan.turns * options.repeats) as advance:
+        summaries = run_replay(
+            plan.experiments,
+            runner,
+            repeats=options.repeats,
+            costs=costs,
+            clusters=plan.texts.clusters(digests_of(runner.prompts)),
+            fits=fits,
+            progress=advance,
+            keep=keep,
+        )
     corrected = correct_claims(summaries)
     try:
         write_results(out, summaries, command)
     finally:  # a full disk keeps nobody from seeing them
-        plain: dict[str, object] = {"results": [asdict(summary) for summary in corrected]}
-        results.finish(store, plain, lambda: show_replay(corrected))
+        results.finish(runner.store, {"results": list(map(asdict, corrected))}, lambda: show_replay(corrected))
     if runner.ended and not any(summary.done for summary in summaries):
         raise typer.Exit(1)
+
+
+def _prepare(
+    plan: Plan, target: "ReplayTarget", running: RunOptions, out: Path, minutes: float | None
+) -> tuple["Runner", "DrafterFits | None"]:
+    """What runs a plan and keeps its cells in a folder, and what fits drafters, if any are to be fitted.
+
+    Raises:
+        ModelError: a drafter cannot be used; nothing has been run, or written.
+    """
+    from drafttree_lab.replay.paper_files import keep_papers
+    from drafttree_lab.replay.plan import NO_PROMPTS
+    from drafttree_lab.replay.run import DrafterFits, Runner
+
+    sizes = plan.sizes
+    ids = target.encode(plan.texts.texts, sizes.max_new_tokens, chat=sizes.chat)
+    other_ids = target.encode(plan.texts.others, sizes.max_new_tokens, chat=sizes.chat)
+    for experiment in plan.experiments:
+        ids[experiment.paper, NO_PROMPTS] = [[turn] for turn in range(sizes.limit)]
+    for drafter in plan.unproven_drafters:
+        target.load_drafter(drafter)
+    # contexts are in the keys of cells; the usual number stands here since folders of before have it
+    store = target.open_store(out, minutes, seed=running.seed, chat=running.chat, contexts=CONTEXTS)
+    keep_papers(out)
+    measure = partial(target.measure, running.seed)
+    make_runner = partial(Runner, target.make_decoder, measure, store=store, seed=running.seed)
+    runner = make_runner(ids, timed=not running.counts_only)
+    if not running.agreement:
+        return runner, None
+    return runner, DrafterFits(target, make_runner(other_ids, timed=False), plan.stand_ins, sizes)
 
 
 @replay.command(name="list")
@@ -205,8 +280,8 @@ def list_(
 
     user_papers = use_papers(options.paper or [])
     drafters_by_role = parse_roles(options.roles or [])
-    experiments, *_ = _plan(what or user_papers or [ALL], options, drafters_by_role, options.sizes())
-    rows = list_rows(experiments, options.limit, options.repeats)
+    plan = _plan(what or user_papers or [ALL], options, drafters_by_role, options.sizes())
+    rows = list_rows(plan.experiments, options.limit, options.repeats)
     if json_:
         print_json({"results": rows})
     else:
@@ -241,9 +316,7 @@ def report(
 replay.command(name="map")(map_)
 
 
-def _plan(
-    what: Sequence[str], options: PlanOptions, given: dict[str, str], sizes: "Sizes"
-) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
+def _plan(what: Sequence[str], options: PlanOptions, given: Mapping[str, str], sizes: "Sizes") -> Plan:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
     from drafttree_lab.replay.paper_files import outside_file
     from drafttree_lab.replay.plan import check_paper, plan_all
@@ -257,7 +330,8 @@ def _plan(
             sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
             check_paper(paper, drafters)
     texts = read_prompt_texts(papers, options.data, options.limit)
-    return plan_all(results, drafters, missing_roles, texts, sizes), texts, drafters
+    experiments = plan_all(results, drafters, missing_roles, texts, sizes)
+    return Plan(experiments, texts, drafters, given, sizes)
 
 
 def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> list[dict[str, Any]]:
@@ -291,9 +365,9 @@ def show_replay(results: Sequence["ResultSummary"]) -> None:
     console = make_console()
     for result in results:
         _show_result(result)
-    verdicts = [verdict for result in results for verdict in result.verdicts]
+    verdicts = list(chain.from_iterable(result.verdicts for result in results))
     console.print(Text(f"claims: {len(verdicts)}", style="bold"))
-    if any(entry.by_law for result in results for entry in result.entries):
+    if any(entry.by_law for entry in chain.from_iterable(result.entries for result in results)):
         console.print(Text(f"R = {LAW} by counts; costs are in rounds of plain decoding, so h0 = 0", style="dim"))
     for basis, name in KINDS.items():
         judgements = [getattr(verdict, basis) for verdict in verdicts]
@@ -310,15 +384,12 @@ def _show_result(each: "ResultSummary") -> None:
         console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
     for verdict in each.not_looping:
         _show_verdict(verdict)
-    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.is_ours):
-        entries = [entry for entry in each.entries if entry.metric == metric and entry.is_ours]
-        columns = dict.fromkeys(entry.column for entry in entries)
-        table = make_table(metric, *columns, right=len(columns))
-        for method in dict.fromkeys(entry.method for entry in entries):
-            cells = {entry.column: cell(entry) for entry in entries if entry.method == method}
-            table.add_row(method, *(cells.get(column, "") for column in columns))
-        table.title = f"  {metric}: measured (published)"
-        console.print(table)
+    entries_by_metric: dict[str, list[Entry]] = {}
+    for entry in each.entries:
+        if entry.is_ours:
+            entries_by_metric.setdefault(entry.metric, []).append(entry)
+    for metric, entries in entries_by_metric.items():
+        console.print(_value_table(metric, entries))
     notes = [f"fitted drafter: {each.fit}"] if each.fit else []
     notes += [each.costs] if each.costs else []
     notes += [
@@ -328,6 +399,19 @@ def _show_result(each: "ResultSummary") -> None:
     for note in notes:
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
     console.print(Text(f"  {each.done} of {each.tasks} turns done", style="dim"), "")
+
+
+def _value_table(metric: str, entries: Sequence["Entry"]) -> Table:
+    """The values of a metric by method and column."""
+    columns = dict.fromkeys(entry.column for entry in entries)
+    rows: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        rows.setdefault(entry.method, {})[entry.column] = cell(entry)
+    table = make_table(metric, *columns, right=len(columns))
+    for method, cells in rows.items():
+        table.add_row(method, *(cells.get(column, "") for column in columns))
+    table.title = f"  {metric}: measured (published)"
+    return table
 
 
 def _show_verdict(verdict: "Verdict") -> None:

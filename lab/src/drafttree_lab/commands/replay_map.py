@@ -1,7 +1,7 @@
 """`drafttree replay map`: who wins where, by agreement and confidence, cost of a draft pass and cost of a tree."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,16 +27,26 @@ Roles = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class MapOptions:
+    """How much is counted, and where."""
+
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, of all sets in turn.")] = 16
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per text.")] = 96
+    seed: Seed = 0
+    device: Device = "auto"
+
+
+SIZES = MapOptions()
+
+
 @grouped
 def map_(
     target: Target = "embedded",
     roles: Roles = None,
     results: ResultOptions = RESULTS,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="SVG file to draw the figure to.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, of all sets in turn.")] = 16,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per text.")] = 96,
-    seed: Seed = 0,
-    device: Device = "auto",
+    sizes: MapOptions = SIZES,
 ) -> None:
     """Count which policy is fastest where.
 
@@ -56,15 +66,20 @@ def map_(
     drafters, missing_roles = find_roles(["traversal"], target, parse_roles(roles or []))
     if ROLE not in drafters:
         raise ConfigError(missing_roles[ROLE])
-    texts = read_map_prompts(limit)
-    load = ReplayTarget(target, "float32", device, None)
+    texts = read_map_prompts(sizes.limit)
+    load = ReplayTarget(target, "float32", sizes.device, None)
     decoder = load.load_drafter(drafters[ROLE])
-    sets = load.encode(texts.texts, max_new_tokens, chat=False)
-    map_options = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed, "confidences": CONFIDENCES}
+    sets = load.encode(texts.texts, sizes.max_new_tokens, chat=False)
+    map_options = {
+        "limit": sizes.limit,
+        "max_new_tokens": sizes.max_new_tokens,
+        "seed": sizes.seed,
+        "confidences": CONFIDENCES,
+    }
     store = load.open_store(results.out or FOLDER, results.minutes, map=True, drafter=drafters[ROLE], **map_options)
-    runs = TextRuns(decoder, store, max_new_tokens, seed)
+    runs = TextRuns(decoder, store, sizes.max_new_tokens, sizes.seed)
     with store.interruptible():
-        runs.prompts = choose_prompts(sets, limit, seed, lambda ids: runs.plain(ids).looping)
+        runs.prompts = choose_prompts(sets, sizes.limit, sizes.seed, lambda ids: runs.plain(ids).looping)
     if store.interrupted:
         raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:

@@ -4,6 +4,9 @@ import contextlib
 import copy
 import sys
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import transformers
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -36,19 +39,24 @@ def generate_batch(
         settings = copy.deepcopy(module.generation_config)
         settings.update(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
         outputs_by_id = module.generate_batch(  # pyright: ignore[reportCallIssue]
-            [list(prompt) for prompt in prompts],
+            list(map(list, prompts)),
             generation_config=settings,
             continuous_batching_config=_memory(prompts, max_new_tokens, flash=module.device.type == "cuda"),
             record_timestamps=True,
         )
     outputs = list(outputs_by_id.values())
-    if failure := next((output.error for output in outputs if output.error), None):
+    if failure := next(filter(None, map(attrgetter("error"), outputs)), None):
         raise ModelError(f"transformers' generate_batch: {failure}")
     if len(outputs) < len(prompts):
         raise ModelError(f"transformers' generate_batch wrote {len(outputs)} of {len(prompts)} texts")
-    start = min(output.created_time for output in outputs)
-    times = [[time - start for time in output.timestamps or []] for output in outputs]
-    return [output.generated_tokens for output in outputs], times
+    start = min(map(attrgetter("created_time"), outputs))
+    times = list(map(partial(_seconds_since, start), outputs))
+    return list(map(attrgetter("generated_tokens"), outputs)), times
+
+
+def _seconds_since(start: float, output: Any) -> list[float]:
+    """When the tokens of a text came, after its beginning."""
+    return [time - start for time in output.timestamps or []]
 
 
 def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: bool) -> ContinuousBatchingConfig:

@@ -136,47 +136,70 @@ def fit(
         tau: the jackknife over its prompts, and its tokens per round as `Jackknife.mean` gives them, by drafter.
         texts: the target's own texts after these prompts.
     """
-    trials: dict[tuple[float, float], tuple[str, float]] = {}
-
-    def distance(agreement: float, confidence: float) -> float:
-        """How far a drafter's tokens per round are above the published ones, by their logarithms."""
-        if trial := trials.get((agreement, confidence)):
-            return trial[1]
-        grade = find_grade(agreement, texts, seed).grade
-        name = f"{GRADED}{replace(grade, temperature=confidence * grade.temperature)}"
-        _, values = tau(name)
-        trials[agreement, confidence] = name, math.log(values[0].item() / wanted)
-        return trials[agreement, confidence][1]
-
-    agreements: dict[float, float] = {}
-    for confidence in sorted(CONFIDENCES.values(), key=lambda each: each != 1):
-        root = find_root(lambda agreement, own=confidence: distance(agreement, own), agreements.get(1.0, START))
+    search = DrafterSearch(wanted, tau, texts, seed)
+    agreement = search.find(1.0, START)
+    if agreement is None:
+        return Fit(method, wanted, len(texts))
+    agreements = {1.0: agreement}
+    for confidence in CONFIDENCES.values():
+        root = search.find(confidence, agreement) if confidence != 1 else None
         if root is not None:
             agreements[confidence] = root
-        elif confidence == 1:
-            return Fit(method, wanted, len(texts))
-    agreement = agreements[1.0]
-    jackknife, values = tau(trials[agreement, 1.0][0])
+    jackknife, values = tau(search.name(agreement, 1.0))
     spread = total(jackknife.spreads(values))
-    error = math.sqrt(spread.variance)
-    residual = distance(agreement, 1.0)
-    steps = (
-        find_root(lambda each, off=offset: distance(each, 1.0) - residual - off, agreement, error / 20)
-        for offset in (error, -error)
-    )
-    moved_agreement = next((root for root in steps if root is not None), FARTHEST)
-    drafters = {confidence: trials[root, confidence][0] for confidence, root in sorted(agreements.items())}
-    agreement_error = abs(moved_agreement - agreement)
+    moved_agreement = search.move(agreement, math.sqrt(spread.variance))
     return Fit(
         method,
         wanted,
         len(texts),
         agreement,
-        agreement_error,
-        spread.freedom,
-        drafters,
-        trials[moved_agreement, 1.0][0],
+        error=abs(moved_agreement - agreement),
+        freedom=spread.freedom,
+        drafters={confidence: search.name(root, confidence) for confidence, root in sorted(agreements.items())},
+        moved=search.name(moved_agreement, 1.0),
     )
+
+
+class DrafterSearch:
+    """Tries graded drafters, each once; arguments as for `fit`."""
+
+    def __init__(
+        self, wanted: float, tau: Callable[[str], tuple[Jackknife, Tensor]], texts: Sequence[KnownText], seed: int
+    ) -> None:
+        self._wanted = wanted
+        self._tau = tau
+        self._texts = texts
+        self._seed = seed
+        self._names: dict[tuple[float, float], str] = {}
+        self._distances: dict[tuple[float, float], float] = {}
+
+    def name(self, agreement: float, confidence: float) -> str:
+        """The name of the drafter of an agreement and a confidence."""
+        if (agreement, confidence) not in self._names:
+            grade = find_grade(agreement, self._texts, self._seed).grade
+            grade = replace(grade, temperature=confidence * grade.temperature)
+            self._names[agreement, confidence] = f"{GRADED}{grade}"
+        return self._names[agreement, confidence]
+
+    def distance(self, agreement: float, confidence: float) -> float:
+        """How far a drafter's tokens per round are above the published ones, by their logarithms."""
+        if (agreement, confidence) not in self._distances:
+            _, values = self._tau(self.name(agreement, confidence))
+            self._distances[agreement, confidence] = math.log(values[0].item() / self._wanted)
+        return self._distances[agreement, confidence]
+
+    def find(self, confidence: float, start: float) -> float | None:
+        """The agreement with which the published tokens are committed at a confidence; None if there is none."""
+        return find_root(lambda agreement: self.distance(agreement, confidence), start)
+
+    def move(self, agreement: float, error: float) -> float:
+        """The agreement of a calibrated drafter that is one standard error above another, or else below it."""
+        residual = self.distance(agreement, 1.0)
+        for step in (error, -error):
+            root = find_root(lambda each, step=step: self.distance(each, 1.0) - residual - step, agreement, error / 20)
+            if root is not None:
+                return root
+        return FARTHEST
 
 
 def find_root(rising: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float | None:

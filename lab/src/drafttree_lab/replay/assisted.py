@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.metrics import Metrics, Round
+from drafttree.engine.metrics import Metrics, TextRound
 from drafttree.measure.reference import released, transformers_generate, transformers_model
 from drafttree.models import TargetModel
 
@@ -105,29 +105,57 @@ def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterato
             handle.remove()
 
 
-def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, ended: float) -> Iterator[Round]:
+def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, ended: float) -> Iterator[TextRound]:
     """A round for every target pass, with the draft passes before it.
 
     From the second pass on the target reads the last committed token and the drafts, so the position it begins at
     tells how long the text was.
     """
-    target_indices = [index for index, pass_ in enumerate(passes) if pass_.is_target]
-    lengths = [prompt, *(passes[index].position + 1 for index in target_indices[1:]), prompt + tokens]
-    begins = [passes[0].begun, *(passes[index + 1].begun for index in target_indices[:-1]), ended]
-    starts = [0, *(index + 1 for index in target_indices[:-1])]
-    spans = zip(pairwise(lengths), pairwise(begins), starts, target_indices, strict=True)
-    for (length_before, length_after), (begin, end), start, index in spans:
-        target_pass = passes[index]
-        draft_passes = passes[start:index]
-        draft_tokens = target_pass.tokens - (prompt if index == target_indices[0] else 1)
-        yield Round(
-            committed=length_after - length_before,
-            accepted=min(length_after - length_before - 1, draft_tokens),
+    groups = list(_groups(passes))
+    lengths = [prompt, *(group.target.position + 1 for group in groups[1:]), prompt + tokens]
+    begins = [*(group.begun for group in groups), ended]
+    read_tokens = prompt
+    for group, (length, next_length), (begin, end) in zip(groups, pairwise(lengths), pairwise(begins), strict=True):
+        draft_tokens = group.target.tokens - read_tokens
+        accepted = min(next_length - length - 1, draft_tokens)
+        yield TextRound(
+            committed=next_length - length,
+            accepted=accepted,
             nodes=1 + draft_tokens,
             levels=draft_tokens,
-            draft_passes=len(draft_passes),
-            draft_seconds=sum(draft.seconds for draft in draft_passes),
-            target_seconds=target_pass.seconds,
+            draft_passes=len(group.drafts),
+            draft_seconds=sum(draft.seconds for draft in group.drafts),
+            target_seconds=group.target.seconds,
             seconds=end - begin,
-            ranks=(1,) * min(length_after - length_before - 1, draft_tokens),
+            ranks=(1,) * accepted,
         )
+        read_tokens = 1
+
+
+@dataclass(frozen=True)
+class PassGroup:
+    """The passes of a round.
+
+    Attributes:
+        drafts: the passes of the assistant.
+        target: the pass of the target that follows them.
+    """
+
+    drafts: Sequence[Pass]
+    target: Pass
+
+    @property
+    def begun(self) -> float:
+        """When the first of them began."""
+        return self.drafts[0].begun if self.drafts else self.target.begun
+
+
+def _groups(passes: Sequence[Pass]) -> Iterator[PassGroup]:
+    """The passes of each round; those behind the last target pass are of none."""
+    drafts: list[Pass] = []
+    for pass_ in passes:
+        if pass_.is_target:
+            yield PassGroup(drafts, pass_)
+            drafts = []
+        else:
+            drafts.append(pass_)

@@ -40,10 +40,12 @@ class PromptTexts:
         Args:
             digests: by set, the digests of its prompts.
         """
-        zipped_sets = (zip(digests[set_key], examples, strict=True) for set_key, examples in self.texts.items())
-        return {
-            digest: example.document for zipped_set in zipped_sets for digest, example in zipped_set if example.document
-        }
+        documents: dict[str, str] = {}
+        for set_key, examples in self.texts.items():
+            for digest, example in zip(digests[set_key], examples, strict=True):
+                if example.document:
+                    documents[digest] = example.document
+        return documents
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -60,7 +62,8 @@ def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
             results = read_paper(paper_name).results
             if slash and result not in results:
                 raise unknown(f"table or figure of {paper}", result, results)
-            selection |= dict.fromkeys((paper_name, result_name) for result_name in ([result] if slash else results))
+            for result_name in [result] if slash else results:
+                selection[paper_name, result_name] = None
     return list(selection)
 
 
@@ -100,11 +103,12 @@ def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> 
         ConfigError: no paper has such a role.
     """
     roles: dict[str, Role] = {}
-    for name, role in (named_role for paper in papers for named_role in read_paper(paper).roles.items()):
-        earlier_role = roles.setdefault(name, role)
-        if target == EMBEDDED and earlier_role.stand_in != role.stand_in and name not in given:
-            drafters = f"{earlier_role.stand_in!r} in one paper and {role.stand_in!r} in another"
-            raise ConfigError(f"the role {name!r} is {drafters}; rename one, run them apart, or name it with --as")
+    for paper in papers:
+        for name, role in read_paper(paper).roles.items():
+            earlier_role = roles.setdefault(name, role)
+            if target == EMBEDDED and earlier_role.stand_in != role.stand_in and name not in given:
+                drafters = f"{earlier_role.stand_in!r} in one paper and {role.stand_in!r} in another"
+                raise ConfigError(f"the role {name!r} is {drafters}; rename one, run them apart, or name it with --as")
     if unknown_role := next((name for name in given if name not in roles), None):
         raise unknown("role", unknown_role, roles)
     drafters_by_role = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
@@ -130,53 +134,104 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
     """
     if folder and not folder.is_dir():
         raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
-    sets: dict[Place, PromptSet] = {
-        (paper, name): prompt_set for paper in papers for name, prompt_set in read_paper(paper).sets.items()
-    }
-    texts = {}
-    missing_reasons = {}
-    notes = {}
-    sources = {}
-    with as_file(files("drafttree_lab.replay") / "data") as shipped_folder:
-        for set_key, prompt_set in sets.items():
-            paper_file = outside_file(set_key[0])
-            folders = [base for base in (folder, paper_file and paper_file.parent) if base]
-            bases = folders if folder else [*folders, shipped_folder]
-            paths = (base / f"{prompt_set.file}{ending}" for base in bases for ending in ENDINGS)
-            path = next((path for path in paths if path.is_file()), None)
-            ships = path is not None and path.is_relative_to(shipped_folder)
-            if folders and not path:
-                samples = "" if folder else ", nor among the samples that ship"
-                missing_reasons[set_key] = f"{prompt_set.file} is not in {' or '.join(map(str, folders))}{samples}"
-            elif not path or (prompt_set.withheld and ships):
-                reason = f" ({prompt_set.withheld})" if prompt_set.withheld else ""
-                missing_reasons[set_key] = f"these prompts do not ship{reason}; give a folder that has them with --data"
-            else:
-                texts[set_key] = spread_examples([path], limit, category=prompt_set.category, excerpt=None)
-                sources[set_key] = path
-                remark = f"only prompts of {prompt_set.part} ship; give a folder that has all with --data"
-                remarks = [remark] if prompt_set.part else []
-                if (count := len(texts[set_key])) < limit:
-                    remarks.append(f"{count} prompts ship, fewer than --limit {limit}")
-                if remarks and ships:
-                    notes[set_key] = "; ".join(remarks)
-        fitting_texts = {}
-        for set_key, path in sources.items():
-            judged_prompts = {
-                example.prompt for (paper, _), examples in texts.items() if paper == set_key[0] for example in examples
-            }
-            fitting_texts[set_key] = _others(path, sets[set_key].category, judged_prompts)
+    texts: dict[Place, Sequence[Example]] = {}
+    missing_reasons: dict[Place, str] = {}
+    notes: dict[Place, str] = {}
+    fitting_texts: dict[Place, Sequence[Example]] = {}
+    with as_file(files("drafttree_lab.replay") / "data") as shipped:
+        for paper in papers:
+            folders = PromptFolders(folder, outside_file(paper), shipped)
+            paper_texts = folders.read(paper, limit)
+            texts |= paper_texts.texts
+            missing_reasons |= paper_texts.missing
+            notes |= paper_texts.notes
+            fitting_texts |= paper_texts.others
     return PromptTexts(texts, missing_reasons, notes, fitting_texts)
+
+
+@dataclass(frozen=True)
+class PromptFolders:
+    """Where the files of a paper's sets are looked for.
+
+    Attributes:
+        given: the folder that the user names; None for the samples that ship.
+        paper_file: the paper's own file, beside which its prompts may lie; None for one of drafttree's papers.
+        shipped: the folder of the samples that ship.
+    """
+
+    given: Path | None
+    paper_file: Path | None
+    shipped: Path
+
+    def read(self, paper: str, limit: int) -> PromptTexts:
+        """The prompts of a paper's sets; arguments as for `read_prompt_texts`."""
+        texts: dict[Place, Sequence[Example]] = {}
+        missing_reasons: dict[Place, str] = {}
+        notes: dict[Place, str] = {}
+        paths: dict[str, Path] = {}
+        sets = read_paper(paper).sets
+        for name, prompt_set in sets.items():
+            path = self.find(prompt_set)
+            if path is None or self.withhold(prompt_set, path):
+                missing_reasons[paper, name] = self.reason(prompt_set, path)
+                continue
+            paths[name] = path
+            texts[paper, name] = spread_examples([path], limit, category=prompt_set.category, excerpt=None)
+            if remarks := self.remarks(prompt_set, path, len(texts[paper, name]), limit):
+                notes[paper, name] = "; ".join(remarks)
+        judged_prompts = {example.prompt for examples in texts.values() for example in examples}
+        fitting_texts: dict[Place, Sequence[Example]] = {}
+        for name, path in paths.items():
+            fitting_texts[paper, name] = _others(path, sets[name].category, judged_prompts)
+        return PromptTexts(texts, missing_reasons, notes, fitting_texts)
+
+    @property
+    def own(self) -> list[Path]:
+        """The user's folders."""
+        folders = [self.given] if self.given else []
+        return [*folders, self.paper_file.parent] if self.paper_file else folders
+
+    def find(self, prompt_set: PromptSet) -> Path | None:
+        """The file of a set; None where there is none."""
+        for folder in self.own if self.given else [*self.own, self.shipped]:
+            for ending in ENDINGS:
+                path = folder / f"{prompt_set.file}{ending}"
+                if path.is_file():
+                    return path
+        return None
+
+    def ships(self, path: Path) -> bool:
+        """Whether a file is one of the samples."""
+        return path.is_relative_to(self.shipped)
+
+    def withhold(self, prompt_set: PromptSet, path: Path) -> bool:
+        """Whether what ships in a file is not of the set, which may not ship."""
+        return bool(prompt_set.withheld) and self.ships(path)
+
+    def reason(self, prompt_set: PromptSet, path: Path | None) -> str:
+        """Why a set has no prompts, where its file is None or withheld."""
+        if self.own and path is None:
+            samples = "" if self.given else ", nor among the samples that ship"
+            return f"{prompt_set.file} is not in {' or '.join(map(str, self.own))}{samples}"
+        licence = f" ({prompt_set.withheld})" if prompt_set.withheld else ""
+        return f"these prompts do not ship{licence}; give a folder that has them with --data"
+
+    def remarks(self, prompt_set: PromptSet, path: Path, prompts: int, limit: int) -> list[str]:
+        """What a sample lacks of its set."""
+        remarks = []
+        if self.ships(path):
+            if prompt_set.part:
+                remarks.append(f"only prompts of {prompt_set.part} ship; give a folder that has all with --data")
+            if prompts < limit:
+                remarks.append(f"{prompts} prompts ship, fewer than --limit {limit}")
+        return remarks
 
 
 def _others(path: Path, category: str | None, taken: Collection[str]) -> list[Example]:
     """Up to `OTHERS` prompts of a category that are not taken, evenly spaced, or of the whole file if it has none."""
     for selected_category in dict.fromkeys((category, None)):
-        examples = [
-            example
-            for example in spread_examples([path], category=selected_category, excerpt=None)
-            if example.prompt not in taken
-        ]
+        candidates = spread_examples([path], category=selected_category, excerpt=None)
+        examples = [example for example in candidates if example.prompt not in taken]
         if examples:
             count = min(OTHERS, len(examples))
             return [examples[index * len(examples) // count] for index in range(count)]

@@ -116,7 +116,8 @@ class Verdict:
     @property
     def judgements(self) -> Mapping[str, Judgement]:
         """The judgements that there are."""
-        return {basis: judgement for basis in KINDS if (judgement := getattr(self, basis))}
+        judgements = {basis: getattr(self, basis) for basis in KINDS}
+        return {basis: judgement for basis, judgement in judgements.items() if judgement}
 
 
 @dataclass(frozen=True)
@@ -206,15 +207,14 @@ def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: S
     if not isinstance(claim, Comparison) or not claim.hangs_on:
         return judgement
     # it hangs on a number of which the paper says nothing
-    alternatives = {}
+    findings = []
+    outcomes = {judgement.outcome}
     for value, name in claim.others.items():
         (ratio,) = _ratios(claim.model_copy(update={"left": name}), axis).values()
-        alternatives[value] = _judge_ratios(evidence, {f"at {value}": ratio}, claim.sign)
-    finding = (
-        f"{judgement.said}; the paper does not tell {claim.hangs_on}: "
-        f"{', '.join(alternative.said for alternative in alternatives.values())}"
-    )
-    outcomes = {judgement.outcome, *(alternative.outcome for alternative in alternatives.values())}
+        alternative = _judge_ratios(evidence, {f"at {value}": ratio}, claim.sign)
+        findings.append(alternative.said)
+        outcomes.add(alternative.outcome)
+    finding = f"{judgement.said}; the paper does not tell {claim.hangs_on}: {', '.join(findings)}"
     is_open = outcomes >= {"reproduced", "contradicted"}
     return replace(judgement, said=finding, outcome="left open" if is_open else judgement.outcome)
 
@@ -223,16 +223,14 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
     """The ratios that a claim says are all above or all below 1, by name."""
     match claim:
         case Comparison():
-            metric = claim.right_metric or claim.metric
+            right_metric = claim.right_metric or claim.metric
 
             def against(right: str) -> Callable[[Means], Tensor]:
-                return lambda means: means(claim.left, claim.metric) / means(right, metric)
+                return lambda means: means(claim.left, claim.metric) / means(right, right_metric)
 
             if claim.right_metric:
-                left_metric, right_metric = (
-                    metric_name.replace("_", " ") for metric_name in (claim.metric, claim.right_metric)
-                )
-                return {f"{claim.left}, {left_metric} / {right_metric}": against(rival) for rival in claim.right}
+                metrics = f"{claim.metric} / {right_metric}".replace("_", " ")
+                return {f"{claim.left}, {metrics}": against(rival) for rival in claim.right}
             return {f"{claim.left} / {rival}": against(rival) for rival in claim.right}
         case Bound(method=method, over=over, bound=bound, metric=metric):
             name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
@@ -240,15 +238,11 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
         case _:
 
             def ratio(means: Means) -> Tensor:
-                first_mean, last_mean = (
-                    means(f"{claim.method}@{value}", claim.metric) for value in (axis[0], axis[-1])
-                )
-                if claim.over:
-                    base_means = (means(f"{claim.over}@{value}", claim.metric) for value in (axis[0], axis[-1]))
-                    first_mean, last_mean = (
-                        mean / base for mean, base in zip((first_mean, last_mean), base_means, strict=True)
-                    )
-                return last_mean / first_mean
+                def mean_at(value: object) -> Tensor:
+                    mean = means(f"{claim.method}@{value}", claim.metric)
+                    return mean / means(f"{claim.over}@{value}", claim.metric) if claim.over else mean
+
+                return mean_at(axis[-1]) / mean_at(axis[0])
 
             method = f"{claim.method} / {claim.over}" if claim.over else claim.method
             return {f"{method}, {axis[-1]} over {axis[0]}:": ratio}
@@ -261,35 +255,57 @@ def _judge_ratios(evidence: Evidence, ratios: Mapping[str, Callable[[Means], Ten
     the claim, with Bonferroni's correction for their number.
     """
     estimates = {name: evidence.estimate(ratio) for name, ratio in ratios.items()}
+    decisive = _decisive(estimates, sign)
+    ratio = decisive.ratio
     prompts = evidence.prompts
+    finding = f"{decisive.name} {ratio.value:.2f}"
+    enough = evidence.jackknife.size >= LEAST_PROMPTS
+    if enough and not 0 < ratio.value < math.inf:
+        return Judgement("undecided", f"{finding}: a count of 0 has no ratio", prompts=prompts)
+    if ratio.low is None or ratio.high is None or not enough:
+        finding += f" on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
+        return Judgement("too few", finding, ratio.value, prompts=prompts)
+    p = decisive.corrected(ratio.p)
+    finding += f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    if ratio.allowed:
+        low, high = ratio.allowed
+        finding += f", {low:.2f} to {high:.2f} by what the paper's rows allow its passes to cost"
+    if decisive.comparisons > 1:
+        finding += f"; it is the surest of {decisive.comparisons} comparisons, and p is {p:.2f}"
+    outcome: Outcome = "undecided" if p > LEVEL else "contradicted" if decisive.is_counterexample else "reproduced"
+    floors = {name: decisive.corrected(floor) for name, floor in ratio.floors.items()}
+    return Judgement(outcome, finding, ratio.value, ratio.low, ratio.high, p, prompts, floors=floors)
+
+
+@dataclass(frozen=True)
+class Decisive:
+    """The ratio that decides a claim.
+
+    Attributes:
+        is_counterexample: whether it is on the other side of 1 than the claim says.
+        comparisons: how many ratios it was chosen among as the surest one; 1 where it is the least sure.
+    """
+
+    name: str
+    ratio: Ratio
+    is_counterexample: bool
+    comparisons: int
+
+    def corrected(self, p: float) -> float:
+        """A probability with Bonferroni's correction for the comparisons."""
+        return min(1.0, self.comparisons * p)
+
+
+def _decisive(estimates: Mapping[str, Ratio], sign: str) -> Decisive:
+    """The ratio that decides whether all are on the claimed side of 1."""
     factor = 1 if sign == ">" else -1
     counterexamples = [name for name, estimate in estimates.items() if (estimate.value > 1) != (sign == ">")]
     if counterexamples:  # the surest, and of equal ones the one that is farthest behind
-        decisive_name = min(counterexamples, key=lambda name: (estimates[name].p, factor * estimates[name].value))
-    else:  # the least sure, and of equal ones the one that is least ahead
-        decisive_name = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
-    decisive_ratio = estimates[decisive_name]
-    comparisons = len(estimates) if counterexamples else 1
-    enough = evidence.jackknife.size >= LEAST_PROMPTS
-    if enough and not 0 < decisive_ratio.value < math.inf:
-        return Judgement(
-            "undecided", f"{decisive_name} {decisive_ratio.value:.2f}: a count of 0 has no ratio", prompts=prompts
-        )
-    if decisive_ratio.low is None or decisive_ratio.high is None or not enough:
-        finding = f"{decisive_name} {decisive_ratio.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
-        return Judgement("too few", finding, decisive_ratio.value, prompts=prompts)
-    p = min(1.0, comparisons * decisive_ratio.p)
-    floors = {name: min(1.0, comparisons * floor) for name, floor in decisive_ratio.floors.items()}
-    finding = f"{decisive_name} {decisive_ratio.value:.2f} [{decisive_ratio.low:.2f}, {decisive_ratio.high:.2f}]"
-    if decisive_ratio.allowed:
-        low, high = decisive_ratio.allowed
-        finding += f", {low:.2f} to {high:.2f} by what the paper's rows allow its passes to cost"
-    if comparisons > 1:
-        finding += f"; it is the surest of {comparisons} comparisons, and p is {p:.2f}"
-    outcome: Outcome = "undecided" if p > LEVEL else "contradicted" if counterexamples else "reproduced"
-    return Judgement(
-        outcome, finding, decisive_ratio.value, decisive_ratio.low, decisive_ratio.high, p, prompts, floors=floors
-    )
+        name = min(counterexamples, key=lambda name: (estimates[name].p, factor * estimates[name].value))
+        return Decisive(name, estimates[name], True, len(estimates))
+    # the least sure, and of equal ones the one that is least ahead
+    name = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
+    return Decisive(name, estimates[name], False, 1)
 
 
 def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
@@ -334,39 +350,54 @@ Family = tuple[str, str]
 """A paper from outside, or all of drafttree's papers, and a kind of judgement."""
 
 
-def _families(groups: Groups) -> dict[Family, list[tuple[int, int, Judgement]]]:
-    """By family its judgements with a p-value, with the places of their results and verdicts."""
-    families: dict[Family, list[tuple[int, int, Judgement]]] = {}
-    for basis, (group, (name, verdicts)) in product(KINDS, enumerate(groups)):
+@dataclass(frozen=True)
+class PlacedJudgement:
+    """A judgement with a p-value.
+
+    Attributes:
+        result: the number of its result.
+        verdict: the number of its verdict in this result.
+    """
+
+    result: int
+    verdict: int
+    judgement: Judgement
+
+
+def _families(groups: Groups) -> dict[Family, list[PlacedJudgement]]:
+    """By family its judgements with a p-value."""
+    families: dict[Family, list[PlacedJudgement]] = {}
+    for basis, (result, (name, verdicts)) in product(KINDS, enumerate(groups)):
         paper = name.partition("/")[0]
-        entries = ((group, verdict_index, getattr(verdict, basis)) for verdict_index, verdict in enumerate(verdicts))
-        family = (paper if outside_file(paper) else "", basis)
-        families.setdefault(family, []).extend(entry for entry in entries if entry[2] and entry[2].p is not None)
+        family = families.setdefault((paper if outside_file(paper) else "", basis), [])
+        for index, verdict in enumerate(verdicts):
+            judgement: Judgement | None = getattr(verdict, basis)
+            if judgement and judgement.p is not None:
+                family.append(PlacedJudgement(result, index, judgement))
     return families
 
 
-def _data(judgements: Sequence[Judgement]) -> list[int]:
-    """For each judgement the place of the first that has the same datum."""
-    return [
-        next(
-            index
-            for index, candidate in enumerate(judgements)
-            if candidate is judgement or candidate.is_datum_of(judgement)
-        )
-        for judgement in judgements
-    ]
+def _data(family: Sequence[PlacedJudgement]) -> list[int]:
+    """For each judgement the number of the first that has the same datum."""
+    first_indices = []
+    for entry in family:
+        for index, candidate in enumerate(family):
+            is_same = candidate.judgement is entry.judgement
+            if is_same or candidate.judgement.is_datum_of(entry.judgement):
+                first_indices.append(index)
+                break
+    return first_indices
 
 
 def count_claims(groups: Groups) -> dict[Family, int]:
     """By family the claims that can be judged of its papers in these results; those on one datum count once."""
     papers = dict.fromkeys(name.partition("/")[0] for name, _ in groups)
     counts = dict[Family, int]()
-    for (outside_paper, basis), entries in _families(groups).items():
+    for (outside_paper, basis), family in _families(groups).items():
         family_papers = [paper for paper in papers if (paper if outside_file(paper) else "") == outside_paper]
-        datum_count = len(set(_data([judgement for *_, judgement in entries])))
-        counts[outside_paper, basis] = max(
-            measurable_claims(family_papers, basis == "by_time") - len(entries) + datum_count, datum_count
-        )
+        datum_count = len(set(_data(family)))
+        claim_count = measurable_claims(family_papers, basis == "by_time") - len(family) + datum_count
+        counts[outside_paper, basis] = max(claim_count, datum_count)
     return counts
 
 
@@ -381,24 +412,19 @@ def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[
         claims: by family the number of its claims, by `count_claims`.
     """
     by_result = [list(verdicts) for _, verdicts in groups]
-    for family, entries in _families(groups).items():
-        first_indices = _data([judgement for *_, judgement in entries])
-        unique_indices = dict.fromkeys(first_indices)
-        values = dict(
-            zip(
-                unique_indices,
-                holm([entries[index][2].p or 0.0 for index in unique_indices], claims[family]),
-                strict=True,
-            )
-        )
-        for (group, verdict_index, judgement), first_index in zip(entries, first_indices, strict=True):
-            corrected = correct(judgement, values[first_index], claims[family])
-            if entries[first_index][2] is not judgement:
-                result_index, claim, _ = entries[first_index]
-                corrected = replace(
-                    corrected, repeats=groups[result_index][0], repeated=groups[result_index][1][claim].id
-                )
-            by_result[group][verdict_index] = replace(by_result[group][verdict_index], **{family[1]: corrected})
+    for key, family in _families(groups).items():
+        first_indices = _data(family)
+        unique_indices = list(dict.fromkeys(first_indices))
+        p_values = holm([family[index].judgement.p or 0.0 for index in unique_indices], claims[key])
+        p_by_index = dict(zip(unique_indices, p_values, strict=True))
+        for entry, first_index in zip(family, first_indices, strict=True):
+            corrected = correct(entry.judgement, p_by_index[first_index], claims[key])
+            first_entry = family[first_index]
+            if first_entry.judgement is not entry.judgement:
+                name, first_verdicts = groups[first_entry.result]
+                corrected = replace(corrected, repeats=name, repeated=first_verdicts[first_entry.verdict].id)
+            verdicts = by_result[entry.result]
+            verdicts[entry.verdict] = replace(verdicts[entry.verdict], **{key[1]: corrected})
     return by_result
 
 
@@ -418,12 +444,16 @@ def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
     elif not judgement.is_order and judgement.p < 1:
         # the variance of the prompts falls with their number, the rest stays
         floor = max(judgement.floors.values(), default=0.0)
-        own_variance, floor_variance, level_variance = (
-            norm.isf(tail / 2) ** -2 if tail else 0.0 for tail in (judgement.p, floor, level)
-        )
-        prompt_count = judgement.prompts * (own_variance - floor_variance) / (level_variance - floor_variance)
+        own_variance = _variance(judgement.p)
+        floor_variance = _variance(floor)
+        prompt_count = judgement.prompts * (own_variance - floor_variance) / (_variance(level) - floor_variance)
         prompt_count = max(math.ceil(prompt_count), judgement.prompts + 1) if prompt_count <= MOST_PROMPTS else None
     return replace(corrected, outcome="undecided", said=finding, needed=prompt_count, reason=None)
+
+
+def _variance(p: float) -> float:
+    """The variance with which a ratio has a p-value, as a multiple of what is the same for all of them."""
+    return float(norm.isf(p / 2)) ** -2 if p else 0.0
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:

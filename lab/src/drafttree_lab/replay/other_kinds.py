@@ -40,9 +40,8 @@ def measure_acceptance(
             seed=seed,
         )
         tokens = {row["shape"]: row["tokens"] for row in result["rows"]}
-        fractions |= {
-            name: (tokens[policy_spec(way.policy)][way.verifier_name].mean, 1.0) for name, way in ways.items()
-        }
+        for name, way in ways.items():
+            fractions[name] = (tokens[policy_spec(way.policy)][way.verifier_name].mean, 1.0)
     return fractions
 
 
@@ -51,16 +50,22 @@ def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, devi
     setting = task.block.setting
     options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": seed}
     texts = {"target": target, "dtype": dtype, "device": device, "prompts": [list(ids)], "options": options}
-    memory_uses = {name: measure_method(way.spec, texts) for name, way in task.block.ways.items()}
-    return {name: ((use["device_peak"] or use["peak"]) / MIB, 1.0) for name, use in memory_uses.items()}
+    fractions: Fractions = {}
+    for name, way in task.block.ways.items():
+        use = measure_method(way.spec, texts)
+        fractions[name] = ((use["device_peak"] or use["peak"]) / MIB, 1.0)
+    return fractions
 
 
 def measure_expansion(task: Task) -> Fractions:
     """Milliseconds of growing a tree from synthetic rows, without draft passes, of every way of a block."""
     parameters = dict(assignment.split("=") for assignment in str(task.block.value).split(","))
-    ways = {name: way for name, way in task.block.ways.items() if way.drafter}
-    policies = {name: way.policy for name, way in ways.items()}
+    policies = {name: way.policy for name, way in task.block.ways.items() if way.drafter}
     rows = time_growth(list(policies.values()), vocabs=[int(parameters["vocab"])], alphas=[float(parameters["alpha"])])
     seconds = {row["policy"]: row["mean_seconds"] for row in rows}
-    times = {name: (1e3 * seconds[policy_spec(policy)], 1.0) for name, policy in policies.items()}
-    return times | {name: (0.0, 1.0) for name in task.block.ways if name not in times}
+    fractions: Fractions = {}
+    for name, policy in policies.items():
+        fractions[name] = (1e3 * seconds[policy_spec(policy)], 1.0)
+    for name in task.block.ways:
+        fractions.setdefault(name, (0.0, 1.0))
+    return fractions

@@ -401,6 +401,8 @@ Claim = Annotated[
     Discriminator(lambda claim: claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind),
 ]
 """One of five kinds; without a `kind` it is a comparison."""
+JudgedClaim = Comparison | Bound | Order | Trend
+"""One that is not `NotComparable`."""
 
 
 class Result(Strict):

@@ -23,6 +23,7 @@ from drafttree_lab.replay.paper import (
     Average,
     AxisValue,
     Metric,
+    Model,
     Paper,
     PaperMethod,
     Result,
@@ -90,10 +91,9 @@ class ReplayMethod(Method):
 
         The code is the file of the class, with the files of its folder that this one imports, directly or not.
         """
-        from drafttree.loading.drafters import MIXED, named_method
+        from drafttree.loading import parse_drafter
 
-        drafter = named_method(self.drafter.removeprefix(MIXED)) if self.drafter else None
-        classes = [type(self.policy), self.verifier, drafter and drafter[0]]
+        classes = [type(self.policy), self.verifier, parse_drafter(self.drafter).drafter_class]
         outside_classes = [cls for cls in classes if cls and cls.__module__.partition(".")[0] != "drafttree"]
         codes = (b"".join(map(Path.read_bytes, _sources(Path(inspect.getfile(cls))))) for cls in outside_classes)
         return "|".join([self.spec, *map(short_digest, codes)])
@@ -270,7 +270,7 @@ def check_paper(paper: str, drafters: Mapping[str, str]) -> None:
     Raises:
         ConfigError: something cannot; the message has the line of the paper's file.
     """
-    from drafttree.loading.drafters import check_drafter_exists
+    from drafttree.loading import parse_drafter
 
     publication = read_paper(paper)
     for name, model in publication.models.items():
@@ -280,16 +280,15 @@ def check_paper(paper: str, drafters: Mapping[str, str]) -> None:
             raise mistake(paper, ("models", name, "rounds"), str(error)) from None
     for name, role in publication.roles.items():
         try:
-            check_drafter_exists(role.stand_in if drafters.get(name) == role.stand_in else None)
+            parse_drafter(role.stand_in if drafters.get(name) == role.stand_in else None).check()
         except DraftTreeError as error:
             raise mistake(paper, ("roles", name, "stand_in"), str(error)) from None
     for result in publication.results.values():
         values = result.values or [None]
-        drafting_methods = [
-            name for name in result.methods if publication.methods[name].role and not publication.methods[name].assisted
-        ]
-        for name, prompt_set, value in product(drafting_methods, result.sets or [NO_PROMPTS], values):
+        for name, prompt_set, value in product(result.methods, result.sets or [NO_PROMPTS], values):
             method = publication.methods[name]
+            if not method.role or method.assisted:
+                continue
             try:
                 policy = make_policy(method.policy_at(prompt_set, value))
                 verifier = find_verifier(method.verifier)
@@ -311,28 +310,23 @@ def plan_all(
     for paper, name in results:
         experiment = plan(paper, name, drafters, missing_roles, sizes)
         blocks = [block for block in experiment.blocks if (paper, block.setting.set) not in prompts.missing]
-        absent_sets = {
-            prompt_set: prompts.missing[paper, prompt_set]
-            for prompt_set in experiment.result.sets
-            if (paper, prompt_set) in prompts.missing
-        }
-        notes = {
-            prompt_set: prompts.notes[paper, prompt_set]
-            for prompt_set in experiment.result.sets
-            if (paper, prompt_set) in prompts.notes
-        }
-        experiments.append(
-            replace(experiment, blocks=blocks, missing={**experiment.missing, **absent_sets}, notes=clauses(notes))
-        )
+        missing_reasons = dict(experiment.missing)
+        notes = {}
+        for prompt_set in experiment.result.sets:
+            if (paper, prompt_set) in prompts.missing:
+                missing_reasons[prompt_set] = prompts.missing[paper, prompt_set]
+            if (paper, prompt_set) in prompts.notes:
+                notes[prompt_set] = prompts.notes[paper, prompt_set]
+        experiments.append(replace(experiment, blocks=blocks, missing=missing_reasons, notes=clauses(notes)))
     return experiments
 
 
 def clauses(reasons: Mapping[str, str]) -> list[str]:
     """Each reason once, behind the names of all it holds for."""
-    return [
-        f"{', '.join(name for name, reason in reasons.items() if reason == clause)}: {clause}"
-        for clause in dict.fromkeys(reasons.values())
-    ]
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
 
 
 def plan(
@@ -349,36 +343,61 @@ def plan(
     """
     publication = read_paper(paper)
     result = publication.results[name]
-    all_methods = {method: publication.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
-    missing_methods = {
-        method: missing_roles[role]
-        for method, paper_method in all_methods.items()
-        if (role := paper_method.role or "") in missing_roles
-    }
-    methods = {method: paper_method for method, paper_method in all_methods.items() if method not in missing_methods}
-    blocks = (
-        [] if result.unavailable or len(methods) == 1 else list(_blocks(publication, result, methods, drafters, sizes))
+    methods: dict[str, PaperMethod] = {}
+    missing_methods: dict[str, str] = {}
+    for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods]):
+        role = publication.methods[method].role
+        if role and role in missing_roles:
+            missing_methods[method] = missing_roles[role]
+        else:
+            methods[method] = publication.methods[method]
+    blocks = []
+    if not result.unavailable and len(methods) > 1:
+        blocks = list(_blocks(publication, result, methods, drafters, sizes))
+    model = sizes.model if sizes.model in publication.models else _default_model(publication, result)
+    costs, draws = _pass_costs(publication.models[model], methods)
+    return Experiment(
+        paper,
+        name,
+        result,
+        blocks,
+        missing_methods | _too_long(result, sizes),
+        model,
+        costs,
+        publication.averages,
+        draws=draws,
+        contexts=sizes.contexts,
     )
-    lengths = [axis for axis in result.axes if axis.varies == "max_new_tokens"]
-    points = [value for axis in lengths for value in _thinned(axis.values, sizes.points)]
-    if excess_lengths := [str(value) for value in points if int(value) > sizes.max_new_tokens]:
-        missing_methods[f"{', '.join(excess_lengths)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
-    printed_models = {published_block.model for published_block in result.published} & publication.models.keys()
-    default_model = printed_models.pop() if len(printed_models) == 1 else next(iter(publication.models))
-    model = sizes.model if sizes.model in publication.models else default_model
-    target_model = publication.models[model]
-    costs = {
-        method: pass_costs
-        for method, paper_method in methods.items()
-        if (pass_costs := published_costs(target_model, paper_method.role))
-    }
-    draws = {
-        method: drawn_costs
-        for method in costs
-        if (drawn_costs := draw_published_costs(target_model, methods[method].role))
-    }
-    options: dict[str, Any] = {"draws": draws, "contexts": sizes.contexts}
-    return Experiment(paper, name, result, blocks, missing_methods, model, costs, publication.averages, **options)
+
+
+def _default_model(paper: Paper, result: Result) -> str:
+    """The target of a result, or the paper's first where it has several or none."""
+    printed_models = {published_block.model for published_block in result.published} & paper.models.keys()
+    return printed_models.pop() if len(printed_models) == 1 else next(iter(paper.models))
+
+
+def _too_long(result: Result, sizes: Sizes) -> dict[str, str]:
+    """Lengths of an axis that are longer than texts may be, with the reason."""
+    excess_lengths = []
+    for axis in result.axes:
+        if axis.varies == "max_new_tokens":
+            points = _thinned(axis.values, sizes.points)
+            excess_lengths += [str(value) for value in points if int(value) > sizes.max_new_tokens]
+    if not excess_lengths:
+        return {}
+    return {f"{', '.join(excess_lengths)} tokens": f"longer than --max-new-tokens {sizes.max_new_tokens}"}
+
+
+def _pass_costs(model: Model, methods: Mapping[str, PaperMethod]) -> tuple[dict[str, PassCosts], dict[str, PassCosts]]:
+    """What passes cost by the paper, by method, and many other costs that its rows allow."""
+    costs: dict[str, PassCosts] = {}
+    draws: dict[str, PassCosts] = {}
+    for name, method in methods.items():
+        if pass_costs := published_costs(model, method.role):
+            costs[name] = pass_costs
+            if drawn_costs := draw_published_costs(model, method.role):
+                draws[name] = drawn_costs
+    return costs, draws
 
 
 def _blocks(
@@ -394,13 +413,13 @@ def _blocks(
             "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.longest_prompt(name),
             "ignore_eos": paper.ignore_eos,
         }
-        axis_values: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
-        setting = Setting(
-            name, **(options | {option: value for option, value in axis_values.items() if option != "rows"})
-        )
+        for axis, value in zip(axes, values, strict=True):
+            if axis.varies != "rows":
+                options[axis.varies] = value
+        setting = Setting(name, **options)
         if setting.max_new_tokens <= sizes.max_new_tokens:
-            value = values[0] if values else None
-            yield Block(setting, value, _ways(result, methods, drafters, setting, value, sizes))
+            first_value = values[0] if values else None
+            yield Block(setting, first_value, _ways(result, methods, drafters, setting, first_value, sizes))
 
 
 def _ways(
@@ -443,25 +462,16 @@ def groups(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
     Those with the fewest runs come first, as a result says nothing until it has prompts enough.
     """
-    side_experiments = sorted(
-        (experiment for experiment in experiments if not experiment.main), key=lambda each: each.runs
-    )
-    return [
-        [experiment for experiment in experiments if experiment.main],
-        *([experiment] for experiment in side_experiments),
-    ]
+    main_experiments = [experiment for experiment in experiments if experiment.main]
+    side_experiments = [experiment for experiment in experiments if not experiment.main]
+    side_experiments.sort(key=lambda experiment: experiment.runs)
+    return [main_experiments, *([experiment] for experiment in side_experiments)]
 
 
 def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
     """The tasks of experiments that are run together: the first prompt of all their sets, then the second."""
-    prompt_count = max(
-        (
-            len(digests[experiment.paper, block.setting.set])
-            for experiment in experiments
-            for block in experiment.blocks
-        ),
-        default=0,
-    )
+    set_keys = {(experiment.paper, block.setting.set) for experiment in experiments for block in experiment.blocks}
+    prompt_count = max((len(digests[set_key]) for set_key in set_keys), default=0)
     for repeat, number, experiment in product(range(repeats), range(prompt_count), experiments):
         for block in experiment.blocks:
             set_digests = digests[experiment.paper, block.setting.set][: experiment.most_prompts]

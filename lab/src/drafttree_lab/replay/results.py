@@ -7,10 +7,11 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from drafttree_lab.replay.measured import SPEEDS, Measured, Value
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, BASES, TIMED, UNTOLD, Metric, Published
 from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import Block, Experiment
+from drafttree_lab.replay.text_cell import TextCounts
+from drafttree_lab.replay.verdicts import judge_claims
 
 FOLDER = "results"
 FORMAT = 3
@@ -152,8 +155,8 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
         id=experiment.id,
         title=result.title,
         line=result.line,
-        verdicts=measured.verdicts(),
-        not_looping=replace(measured, group="not looping").verdicts() if 0 < measured.looping < 1 else [],
+        verdicts=judge_claims(measured),
+        not_looping=judge_claims(replace(measured, group="not looping")) if 0 < measured.looping < 1 else [],
         looping=measured.looping,
         entries=list(_entries(measured)),
         missing=dict(experiment.missing),
@@ -202,68 +205,97 @@ def _told_costs(measured: Measured) -> str:
         return ""
     if source.given or source.name == MEASURED:
         return f"costs: {source.name}"
-    names: dict[object, list[str]] = {}
-    for name, costs in experiment.costs.items():
+    clauses = [_told_draft_costs(experiment), _told_target_costs(experiment)]
+    if rounds := max(costs.round for costs in experiment.costs.values()):
+        clauses.append(f"h = {rounds:g} a round")
+    if drawn_costs := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
+        draft_ends = " to ".join(f"{cost:.2f}" for cost in np.quantile(drawn_costs.draft, ENDS))
+        round_ends = " to ".join(f"{cost:.2f}" for cost in np.quantile(drawn_costs.round, ENDS))
+        allowed = f"c from {draft_ends} and h from {round_ends}"
+        clauses.append(f"the errors of the rows that they follow from allow {allowed}")
+    return f"costs of the paper's {experiment.model} in plain target passes: {'; '.join(clauses)}"
+
+
+def _told_draft_costs(experiment: Experiment) -> str:
+    methods_by_cost: dict[float, list[str]] = {}
+    for method, costs in experiment.costs.items():
         if costs.draft:
-            names.setdefault(costs.draft, []).append(name)
-    draft_costs = ", ".join(f"c = {cost:g} ({', '.join(methods)})" for cost, methods in names.items())
+            methods_by_cost.setdefault(costs.draft, []).append(method)
+    return ", ".join(f"c = {cost:g} ({', '.join(methods)})" for cost, methods in methods_by_cost.items())
+
+
+def _told_target_costs(experiment: Experiment) -> str:
     target = next(iter(experiment.costs.values())).target
     curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
-    extrapolation = ""
     if len(target.sizes) > 1:
-        extrapolation = ", and beyond it the line through the last two, of which nothing tells the error"
-    rounds = max(costs.round for costs in experiment.costs.values())
-    remark = f"; h = {rounds:g} a round" if rounds else ""
-    if drawn_costs := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
-        low_cost, high_cost = np.quantile(drawn_costs.draft, ENDS)
-        ends = np.quantile(drawn_costs.round, ENDS)
-        allowed = f"c from {low_cost:.2f} to {high_cost:.2f} and h from {ends[0]:.2f} to {ends[1]:.2f}"
-        remark += f"; the errors of the rows that they follow from allow {allowed}"
-    return (
-        f"costs of the paper's {experiment.model} in plain target passes: {draft_costs}; {curve}{extrapolation}{remark}"
-    )
+        return f"{curve}, and beyond it the line through the last two, of which nothing tells the error"
+    return curve
 
 
 def _entries(measured: Measured) -> Iterator[Entry]:
     """All numbers of the ways that are run, then the paper's that are of no set: means, and where it tells no set."""
-    experiment = measured.experiment
-    metrics = experiment.result.metrics
     near = measured.near
-    near_blocks = {(block.setting, block.value): block for block in near.experiment.blocks} if near else {}
-    for block in experiment.blocks:
-        setting = block.setting
-        for name, metric in product(block.ways, metrics):
-            if name == AUTOREGRESSIVE and metric not in PLAIN_TOO:
-                continue
-            published, model = _published(experiment, block, name, metric)
-            law = measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None
-            measurement = measured.value(block, name, metric)
-            fitted = None
-            near_block = near_blocks.get((block.setting, block.value))
-            is_ratio = BASES.get(metric, metric) != metric
-            if near and near_block and name in near_block.ways and (is_ratio or metric not in TIMED):
-                fitted = near.value(near_block, name, metric, by_counts=True)
-            key = name, setting.set, setting.temperature, block.value, metric
-            yield Entry(*key, published, model, measurement, law, fitted)
-    paper_entries: dict[tuple[object, ...], Entry] = {}
+    for block in measured.experiment.blocks:
+        for name, metric in product(block.ways, measured.experiment.result.metrics):
+            if name != AUTOREGRESSIVE or metric in PLAIN_TOO:
+                yield _entry(measured, near, block, name, metric)
+    yield from _entries_of_no_set(measured.experiment)
+
+
+def _entry(measured: Measured, near: Measured | None, block: Block, name: str, metric: Metric) -> Entry:
+    """A number of a way.
+
+    Args:
+        near: the cells with a fitted drafter; None where there are none.
+    """
+    published, model = _published(measured.experiment, block, name, metric)
+    return Entry(
+        method=name,
+        set=block.setting.set,
+        temperature=block.setting.temperature,
+        value=block.value,
+        metric=metric,
+        published=published,
+        model=model,
+        measured=measured.value(block, name, metric),
+        by_law=measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None,
+        fitted=_fitted_value(near, block, name, metric) if near else None,
+    )
+
+
+def _fitted_value(near: Measured, block: Block, name: str, metric: Metric) -> Value | None:
+    """What counts give of a way with a fitted drafter; None where it takes a clock, or the way is not run with it."""
+    if metric in TIMED and metric not in BASES:
+        return None
+    for near_block in near.experiment.blocks:
+        is_same = (near_block.setting, near_block.value) == (block.setting, block.value)
+        if is_same and name in near_block.ways:
+            return near.value(near_block, name, metric, by_counts=True)
+    return None
+
+
+def _entries_of_no_set(experiment: Experiment) -> Iterator[Entry]:
+    """The paper's numbers that are means over sets, or of a set that it does not tell; each of the first target."""
+    keys = set[tuple[object, ...]]()
     for published_block in _published_blocks(experiment):
+        metric = published_block.metric
         columns = [column for column in published_block.columns if column in (AVERAGE, UNTOLD)]
         for column, (method, row) in product(columns, published_block.rows.items()):
             number = row[published_block.columns.index(column)]
-            key = (method, column, published_block.temperature, published_block.metric)
-            if number == number and published_block.metric in metrics:
-                entry = Entry(
-                    method,
-                    str(column),
-                    published_block.temperature,
-                    None,
-                    published_block.metric,
-                    number,
-                    published_block.model,
-                    None,
-                )
-                paper_entries.setdefault(key, entry)
-    yield from paper_entries.values()
+            key = (method, column, published_block.temperature, metric)
+            if isnan(number) or metric not in experiment.result.metrics or key in keys:
+                continue
+            keys.add(key)
+            yield Entry(
+                method=method,
+                set=str(column),
+                temperature=published_block.temperature,
+                value=None,
+                metric=metric,
+                published=number,
+                model=published_block.model,
+                measured=None,
+            )
 
 
 def _published_blocks(experiment: Experiment) -> list[Published]:
@@ -286,50 +318,75 @@ def _published(experiment: Experiment, block: Block, name: str, metric: Metric) 
             continue
         column_names = {block.setting.set, value, str(block.value)} - {"", "None"}
         for column, number in zip(published_block.columns, published_block.rows[method], strict=True):
-            if str(column) in column_names and number == number:
+            if str(column) in column_names and not isnan(number):
                 return number, published_block.model
     return None, None
 
 
 def figure_data(measured: Measured) -> dict[str, Any]:
-    """By method, what a figure is drawn from besides the values of its table; empty where these are all.
-
-    A heat map has the share of all rounds that accepted a node of each rank (columns) on each level (rows). A scatter
-    plot has draft passes and committed tokens of rounds, with how many rounds have them. Boxes have, by set, the tokens
-    per round of every text. Of tokens it is the first text: how many each round drafted and accepted; it adds one more.
-    """
+    """By method, what a figure is drawn from besides the values of its table; empty where these are all."""
     figure = measured.experiment.result.figure
-    if figure not in ("heatmap", "scatter", "boxes", "tokens"):
+    if figure not in POINTS:
         return {}
-    points: dict[str, Any] = {}
-    blocks = measured.experiment.blocks
-    for name in dict.fromkeys(name for block in blocks for name in block.ways if name != AUTOREGRESSIVE):
-        texts = [
-            (block.setting.set, counts)
-            for block in blocks
-            for number in measured.numbers(block, "tau")
-            if (counts := measured.counts(block, name, number))
-        ]
-        if figure == "heatmap":
-            shares = Counter[tuple[int, int]]()
-            rounds = sum(len(counts.ranks) for _, counts in texts)
-            for ranks in (ranks for _, counts in texts for ranks in counts.ranks):
-                shares.update((level, min(rank, LAST_RANK)) for level, rank in enumerate(ranks[:DEEPEST]))
-            levels = range(max((level for level, _ in shares), default=-1) + 1)
-            points[name] = [[shares[level, rank] / rounds for rank in range(1, LAST_RANK + 1)] for level in levels]
-        elif figure == "scatter":
-            frequencies = Counter(
-                point for _, counts in texts for point in zip(counts.passes, counts.committed, strict=True)
-            )
-            points[name] = [(passes, committed, count) for (passes, committed), count in sorted(frequencies.items())]
-        elif figure == "boxes":
-            points[name] = {}
-            for prompt_set, counts in texts:
-                numerator, denominator = counts.fraction("tau")
-                points[name].setdefault(prompt_set, []).append(numerator / denominator)
-        else:
-            points[name] = texts[0][1].accepted if texts else []
-    return points
+    names = dict.fromkeys(name for block in measured.experiment.blocks for name in block.ways)
+    return {name: POINTS[figure](_texts(measured, name)) for name in names if name != AUTOREGRESSIVE}
+
+
+Texts = Sequence[tuple[str, TextCounts]]
+"""The texts of a method, with the sets of their prompts."""
+
+
+def _texts(measured: Measured, name: str) -> Texts:
+    texts = list[tuple[str, TextCounts]]()
+    for block in measured.experiment.blocks:
+        for number in measured.numbers(block, "tau"):
+            if counts := measured.counts(block, name, number):
+                texts.append((block.setting.set, counts))
+    return texts
+
+
+def _rank_shares(texts: Texts) -> list[list[float]]:
+    """The share of all rounds that accepted a node of each rank (columns) on each level (rows)."""
+    accepted = np.zeros((DEEPEST, LAST_RANK))
+    rounds = 0
+    for _, counts in texts:
+        rounds += len(counts.ranks)
+        for ranks in counts.ranks:
+            for level, rank in enumerate(ranks[:DEEPEST]):
+                accepted[level, min(rank, LAST_RANK) - 1] += 1
+    levels = int(accepted.any(axis=1).sum())
+    return (accepted[:levels] / rounds).tolist()
+
+
+def _round_frequencies(texts: Texts) -> list[tuple[int, int, int]]:
+    """Draft passes and committed tokens of rounds, with how many rounds have them."""
+    frequencies = Counter[tuple[int, int]]()
+    for _, counts in texts:
+        frequencies.update(zip(counts.passes, counts.committed, strict=True))
+    return [(passes, committed, count) for (passes, committed), count in sorted(frequencies.items())]
+
+
+def _taus_by_set(texts: Texts) -> dict[str, list[float]]:
+    """The tokens per round of every text."""
+    taus: dict[str, list[float]] = {}
+    for prompt_set, counts in texts:
+        numerator, denominator = counts.fraction("tau")
+        taus.setdefault(prompt_set, []).append(numerator / denominator)
+    return taus
+
+
+def _first_accepted(texts: Texts) -> list[int]:
+    """How many tokens each round of the first text accepted."""
+    return texts[0][1].accepted if texts else []
+
+
+POINTS: Mapping[str | None, Callable[[Texts], Any]] = {
+    "heatmap": _rank_shares,
+    "scatter": _round_frequencies,
+    "boxes": _taus_by_set,
+    "tokens": _first_accepted,
+}
+"""What a figure is drawn from, by its kind."""
 
 
 def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:

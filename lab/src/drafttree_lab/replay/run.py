@@ -48,6 +48,8 @@ from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansi
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference
 from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.plan import (
+    Block,
+    Digests,
     Experiment,
     Key,
     ReplayMethod,
@@ -96,51 +98,85 @@ def run_replay(
         keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
             takes a twentieth of the time.
     """
-    digests = digests_of(runner.prompts)
-    fitted = dict[str, Fitted | None]()
-
-    def tasks_of(experiments: Sequence[Experiment]) -> list[Task]:
-        fitted_experiments = (
-            fitted_experiment
-            for experiment in experiments
-            if (counterpart := fitted.get(experiment.id))
-            for fitted_experiment in counterpart.experiments
-        )
-        return list(tasks([*experiments, *fitted_experiments], digests, repeats if runner.timed else 1))
-
-    def found() -> list[ResultSummary]:
-        summaries = []
-        for experiment in planned:
-            if fits and experiment.id not in fitted:  # it was not reached, but what is kept of it counts
-                fitted[experiment.id] = fits.find(experiment, only_kept=True)
-            all_tasks = tasks_of([experiment])
-            own_digests = {
-                name: set_digests for (paper, name), set_digests in digests.items() if paper == experiment.paper
-            }
-            options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(experiment.id)}
-            measured = Measured(experiment, runner.store, own_digests, repeats, **options)
-            done_count = sum(map(runner.is_done, all_tasks))
-            summaries.append(
-                summarise(measured, ended=runner.ended.get(experiment.id), done=done_count, tasks=len(all_tasks))
-            )
-        return summaries
-
+    replay = Replay(planned, runner, repeats, costs, clusters, fits)
     due = -math.inf
     with runner.store.interruptible():
         for group in groups(planned):
-            fitted |= {experiment.id: fits.find(experiment) for experiment in group} if fits else {}
-            for task in tasks_of(group):
+            for experiment in group:
+                replay.fit(experiment)
+            for task in replay.tasks_of(group):
                 runner.run(task)
                 progress(task.experiment.id)
                 if (start := time.monotonic()) >= due:
-                    keep(found())
+                    keep(replay.summaries())
                     due = time.monotonic() + 19 * (time.monotonic() - start)
-    return found()
+    return replay.summaries()
+
+
+class Replay:
+    """Experiments that are run together, and what is found of them so far; arguments as for `run_replay`."""
+
+    def __init__(
+        self,
+        planned: Sequence[Experiment],
+        runner: "Runner",
+        repeats: int,
+        costs: CostSource,
+        clusters: Mapping[str, str],
+        fits: "DrafterFits | None",
+    ) -> None:
+        self._planned = planned
+        self._runner = runner
+        self._repeats = repeats
+        self._costs = costs
+        self._clusters = clusters
+        self._fits = fits
+        self._digests = digests_of(runner.prompts)
+        self._fitted: dict[str, Fitted | None] = {}
+
+    def fit(self, experiment: Experiment, *, only_kept: bool = False) -> None:
+        """Fit the drafters of an experiment; arguments as for `DrafterFits.find`."""
+        if self._fits:
+            self._fitted[experiment.id] = self._fits.find(experiment, only_kept=only_kept)
+
+    def tasks_of(self, experiments: Sequence[Experiment]) -> list[Task]:
+        """The tasks of some experiments, with those of their fitted drafters."""
+        all_experiments = list(experiments)
+        for experiment in experiments:
+            if fitted := self._fitted.get(experiment.id):
+                all_experiments += fitted.experiments
+        return list(tasks(all_experiments, self._digests, self._repeats if self._runner.timed else 1))
+
+    def summaries(self) -> list[ResultSummary]:
+        """What is found of every experiment; of one that was not reached, what is kept."""
+        summaries = []
+        for experiment in self._planned:
+            if experiment.id not in self._fitted:
+                self.fit(experiment, only_kept=True)
+            all_tasks = self.tasks_of([experiment])
+            measured = Measured(
+                experiment,
+                self._runner.store,
+                digests_of_paper(self._digests, experiment.paper),
+                self._repeats,
+                costs=self._costs,
+                clusters=self._clusters,
+                fitted=self._fitted.get(experiment.id),
+            )
+            end_reason = self._runner.ended.get(experiment.id)
+            done = sum(map(self._runner.is_done, all_tasks))
+            summaries.append(summarise(measured, ended=end_reason, done=done, tasks=len(all_tasks)))
+        return summaries
 
 
 def digests_of(prompts: Prompts) -> dict[Place, list[str]]:
     """The digest of every prompt."""
     return {set_key: [short_digest(list(ids)) for ids in set_prompts] for set_key, set_prompts in prompts.items()}
+
+
+def digests_of_paper(digests: Digests, paper: str) -> dict[str, Sequence[str]]:
+    """The digests of the sets of one paper."""
+    return {name: set_digests for (owner, name), set_digests in digests.items() if owner == paper}
 
 
 @dataclass
@@ -199,56 +235,93 @@ class DrafterFits:
         )
 
     def _fit(self, experiment: Experiment, reference: Reference, *, only_kept: bool) -> Fit | str | None:
-        runner = self.runner
-        paper = experiment.paper
-        reference_experiment = plan_reference(
-            paper, reference, self.drafters, replace(self.sizes, model=experiment.model)
-        )
-        all_digests = digests_of(runner.prompts)
-        digests = {name: set_digests for (owner, name), set_digests in all_digests.items() if owner == paper}
-        blocks = [
-            block for block in reference_experiment.blocks if len(digests.get(block.setting.set, ())) >= LEAST_TO_FIT
-        ]
-        if not blocks:
+        row = ReferenceRow.plan(experiment, reference, self)
+        if not row.experiment.blocks:
             return "no set has prompts left to fit a drafter on; lower --limit, or give a folder with more by --data"
-        reference_tau = published_tau(reference_experiment, reference, [block.setting.set for block in blocks])
-
-        def tau(drafter: str) -> tuple[Jackknife, Tensor]:
-            trial_experiment = replace(
-                reference_experiment, blocks=[replace_drafter(block, drafter) for block in blocks]
-            )
-            for task in tasks([trial_experiment], all_digests, 1):
-                runner.run(task)
-            if reason := runner.ended.pop(trial_experiment.id, None):
-                raise ConfigError(reason)
-            return Measured(trial_experiment, runner.store, digests).tau(reference.method)
-
-        def work() -> Fit:
-            texts = [
-                self.target.read_text(list(ids)[: block.setting.prompt_tokens], block.setting, runner.seed)
-                for block in blocks
-                for ids in runner.prompts[paper, block.setting.set]
-            ]
-            skipped_sets = [block.setting.set for block in reference_experiment.blocks if block not in blocks]
-            return replace(fit(reference.method, reference_tau, tau, texts, runner.seed), without=skipped_sets)
-
-        ways = [block.ways[reference.method].key for block in blocks]
-        settings = [key_field for block in blocks for key_field in (*block.setting.key, *digests[block.setting.set])]
-        key = (
-            "fitted drafter",
-            reference_experiment.id,
-            reference_experiment.model,
-            reference.method,
-            short_digest([reference_tau, *ways, *settings]),
-        )
+        store = self.runner.store
         if only_kept:
-            return runner.store.find(key, Fit)
+            return store.find(row.key, Fit)
         try:
-            return runner.store.run(key, Fit, work)
+            return store.run(row.key, Fit, lambda: row.fit(self.target))
         except UnwritableError:
             raise
         except DraftTreeError as error:
             return f"no drafter was fitted: {error}"
+
+
+@dataclass(frozen=True)
+class ReferenceRow:
+    """The runs of a reference, on prompts on which no claim is judged.
+
+    Attributes:
+        experiment: the runs, on the sets that have prompts enough.
+        method: the reference.
+        without: the other sets.
+        wanted: its published tokens per round; NaN where no set is left.
+        runner: runs the texts.
+    """
+
+    experiment: Experiment
+    method: str
+    without: Sequence[str]
+    wanted: float
+    runner: "Runner"
+
+    @classmethod
+    def plan(cls, experiment: Experiment, reference: Reference, fits: DrafterFits) -> "ReferenceRow":
+        """The row for an experiment.
+
+        Args:
+            experiment: what is to be judged with fitted drafters.
+            reference: the reference of its paper.
+            fits: what fits them.
+        """
+        sizes = replace(fits.sizes, model=experiment.model)
+        all_runs = plan_reference(experiment.paper, reference, fits.drafters, sizes)
+        blocks: list[Block] = []
+        skipped_sets: list[str] = []
+        for block in all_runs.blocks:
+            set_name = block.setting.set
+            if len(fits.runner.prompts.get((experiment.paper, set_name), ())) >= LEAST_TO_FIT:
+                blocks.append(block)
+            else:
+                skipped_sets.append(set_name)
+        sets = [block.setting.set for block in blocks]
+        wanted_tau = published_tau(all_runs, reference, sets) if sets else math.nan
+        return cls(replace(all_runs, blocks=blocks), reference.method, skipped_sets, wanted_tau, fits.runner)
+
+    @property
+    def key(self) -> Key:
+        """Of the fit in a store."""
+        digests = digests_of(self.runner.prompts)
+        ways: list[str] = []
+        settings: list[object] = []
+        for block in self.experiment.blocks:
+            ways.append(block.ways[self.method].key)
+            settings += [*block.setting.key, *digests[self.experiment.paper, block.setting.set]]
+        digest = short_digest([self.wanted, *ways, *settings])
+        return ("fitted drafter", self.experiment.id, self.experiment.model, self.method, digest)
+
+    def fit(self, target: "ReplayTarget") -> Fit:
+        """Find the drafters with which the reference commits its published tokens per round."""
+        texts = []
+        for block in self.experiment.blocks:
+            for ids in self.runner.prompts[self.experiment.paper, block.setting.set]:
+                prompt = list(ids)[: block.setting.prompt_tokens]
+                texts.append(target.read_text(prompt, block.setting, self.runner.seed))
+        return replace(fit(self.method, self.wanted, self._tau, texts, self.runner.seed), without=self.without)
+
+    def _tau(self, drafter: str) -> tuple[Jackknife, Tensor]:
+        """The tokens per round with a drafter, by `Measured.tau`."""
+        digests = digests_of(self.runner.prompts)
+        blocks = [replace_drafter(block, drafter) for block in self.experiment.blocks]
+        trial = replace(self.experiment, blocks=blocks)
+        for task in tasks([trial], digests, 1):
+            self.runner.run(task)
+        if reason := self.runner.ended.pop(trial.id, None):
+            raise ConfigError(reason)
+        measured = Measured(trial, self.runner.store, digests_of_paper(digests, trial.paper))
+        return measured.tau(self.method)
 
 
 @dataclass

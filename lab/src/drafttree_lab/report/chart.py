@@ -3,12 +3,14 @@
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
-from itertools import product
+from itertools import chain, product, zip_longest
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNITS
 from drafttree_lab.replay.results import Entry, ResultSummary
 from drafttree_lab.report.notation import COLORS, anchor, model_name
@@ -99,111 +102,160 @@ def _bars(summary: ResultSummary, axis: str) -> Drawing:
     """A panel for every measured metric: bars by method and column, the paper's numbers dashed over them."""
     metrics = _metrics(summary)
     methods = _methods(summary)
-    figure, grid = panel_grid(len(metrics), 1, (WIDTH, 2.2), sharex=True)
     columns = list(dict.fromkeys(entry.column for entry in summary.entries if entry.measured))
+    figure, grid = panel_grid(len(metrics), 1, (WIDTH, 2.2), sharex=True)
     series = dict[str, Artist]()
     width = 0.8 / len(methods)
     for (axes,), (metric, entries) in zip(grid, metrics.items(), strict=True):
         for entry in entries:
-            if entry.column not in columns:
-                continue
-            index = methods[_method(entry)]
-            middle = columns.index(entry.column) + (index - (len(methods) - 1) / 2) * width
-            if value := entry.measured:
-                low, high = (value.mean if end is None else end for end in (value.low, value.high))
-                errors = (
-                    [[max(value.mean - low, 0.0)], [max(high - value.mean, 0.0)]] if value.low is not None else None
-                )
-                style = {"color": color(index), "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
-                series[entry.method] = axes.bar(middle, value.mean, 0.9 * width, yerr=errors, **style)[0]
-            if entry.published is not None:
-                ends = middle - width / 2, middle + width / 2
-                axes.hlines(entry.published, *ends, color=INK, linestyle="--", linewidth=1.4)
+            if entry.column in columns:
+                index = methods[_method(entry)]
+                middle = columns.index(entry.column) + (index - (len(methods) - 1) / 2) * width
+                if entry.measured:
+                    series[entry.method] = _bar(axes, entry.measured, middle, width, color(index))
+                if entry.published is not None:
+                    ends = middle - width / 2, middle + width / 2
+                    axes.hlines(entry.published, *ends, color=INK, linestyle="--", linewidth=1.4)
         _name_metric(axes, metric)
     _set_ticks(grid[-1][0], columns)
     grid[-1][0].set_xlabel(axis)
-    return figure, series | _published_line(entry for metric_entries in metrics.values() for entry in metric_entries)
+    return figure, series | _published_line(_all_entries(metrics))
+
+
+def _bar(axes: Axes, value: Value, middle: float, width: float, hex_color: str) -> Artist:
+    """A bar with its interval."""
+    errors = None
+    if value.low is not None:
+        high = value.mean if value.high is None else value.high
+        errors = [[max(value.mean - value.low, 0.0)], [max(high - value.mean, 0.0)]]
+    style: Any = {"color": hex_color, "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
+    return axes.bar(middle, value.mean, 0.9 * width, yerr=errors, **style)[0]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What varies in a figure of lines.
+
+    Attributes:
+        of_policies: whether policies vary, so that a method has its value behind an @; else settings, and the entry
+            has it.
+        names: the values in their order.
+        is_numeric: whether all of them are numbers.
+    """
+
+    of_policies: bool
+    names: Sequence[str]
+    is_numeric: bool
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> "Sweep":
+        """What varies in some entries."""
+        sweep = cls(any("@" in entry.method for entry in entries), [], False)
+        names = list(dict.fromkeys(filter(None, map(sweep.name, entries))))
+        if all(map(_is_number, names)):
+            return replace(sweep, names=sorted(names, key=float), is_numeric=True)
+        return replace(sweep, names=names)
+
+    def name(self, entry: Entry) -> str:
+        """The value of an entry; empty where it has none."""
+        value = entry.method.partition("@")[2] if self.of_policies else entry.value
+        return "" if value is None else str(value)
+
+    def place(self, entry: Entry) -> str:
+        """What else an entry is measured at: the name of its panel."""
+        is_varied = entry.value == entry.temperature
+        warmth = f"T = {entry.temperature:g}" if entry.temperature and not is_varied else ""
+        value = str(entry.value or "") if self.of_policies else ""
+        return ", ".join(filter(None, [entry.set, warmth, value]))
+
+    def points(self, entries: Iterable[Entry]) -> list[tuple[float, Entry]]:
+        """The entries that have a value, each with its place on the axis, in order.
+
+        Values that are numbers lie at themselves; others side by side as they come.
+        """
+        points = list[tuple[float, Entry]]()
+        for entry in entries:
+            if name := self.name(entry):
+                points.append((float(name) if self.is_numeric else self.names.index(name), entry))
+        return sorted(points, key=lambda point: point[0])
+
+    def set_ticks(self, axes: Axes) -> None:
+        """Name the values on the axis."""
+        if not self.is_numeric:
+            _set_ticks(axes, self.names, most=8)
+        elif self.names:
+            ticks = [float(name) for name in self.names]
+            if ticks[0] > 0 and ticks[-1] / ticks[0] >= LOG_SPAN:
+                axes.set_xscale("log")
+            axes.set_xticks(ticks, self.names)
+            axes.set_xticks([], minor=True)
 
 
 def _lines(summary: ResultSummary, axis: str) -> Drawing:
-    """A panel for every measured metric and place: lines by method, the paper's numbers dashed.
-
-    Values of the axis that are numbers lie at themselves, in order; others side by side as they come. Where the axis
-    varies policies, a method has its value behind an @; where a setting, the entry has it.
-    """
+    """A panel for every measured metric and place: lines by method, the paper's numbers dashed."""
     metrics = _metrics(summary)
-    methods = _methods(summary)
-    of_policies = any("@" in entry.method for entry in summary.entries)
-
-    def value(entry: Entry) -> str:
-        coordinate = entry.method.partition("@")[2] if of_policies else entry.value
-        return "" if coordinate is None else str(coordinate)
-
-    def place(entry: Entry) -> str:
-        is_varied = entry.value == entry.temperature
-        warmth = f"T = {entry.temperature:g}" if entry.temperature and not is_varied else ""
-        return ", ".join(filter(None, [entry.set, warmth, str(entry.value or "") if of_policies else ""]))
-
-    names = list(dict.fromkeys(name for entry in summary.entries if (name := value(entry))))
-    numeric = all(map(_is_number, names))
-    names = sorted(names, key=float) if numeric else names
-    panels = list(dict.fromkeys(place(entry) for entry in summary.entries if entry.measured))
+    sweep = Sweep.of(summary.entries)
+    panels = list(dict.fromkeys(sweep.place(entry) for entry in summary.entries if entry.measured))
     figure, grid = panel_grid(len(metrics), len(panels), (4.2, 2.4), sharex=True, sharey="row")
     series: dict[str, Artist] = {}
     for row, (metric, entries) in zip(grid, metrics.items(), strict=True):
         for axes, panel in zip(row, panels, strict=True):
-            for method, index in methods.items():
-                method_entries = [entry for entry in entries if place(entry) == panel and _method(entry) == method]
-                labelled_entries = [(value(entry), entry) for entry in method_entries if value(entry)]
-                axis_points = [
-                    (float(name) if numeric else names.index(name), entry) for name, entry in labelled_entries
-                ]
-                axis_points = sorted(axis_points, key=lambda point: point[0])
-                if measured := [(x, entry.measured) for x, entry in axis_points if entry.measured]:
-                    xs = [x for x, _ in measured]
-                    nan = float("nan")
-                    low = [nan if estimate.low is None else estimate.low for _, estimate in measured]
-                    high = [nan if estimate.high is None else estimate.high for _, estimate in measured]
-                    axes.fill_between(xs, low, high, alpha=0.12, linewidth=0, color=color(index))
-                    style: Any = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": color(index)}
-                    series[method] = axes.plot(xs, [estimate.mean for _, estimate in measured], **style)[0]
-                elif level := next((entry.measured for entry in method_entries if entry.measured), None):
-                    series[method] = axes.axhline(level.mean, linestyle=":", color=color(index))
-                paper = [(x, entry.published) for x, entry in axis_points if entry.published is not None]
-                axes.plot([x for x, _ in paper], [y for _, y in paper], linestyle="--", marker=".", color=color(index))
+            panel_entries = [entry for entry in entries if sweep.place(entry) == panel]
+            series |= _draw_panel(axes, panel_entries, sweep, _methods(summary))
             _name_metric(axes, metric, named=axes is row[0])
     for top, bottom, panel in zip(grid[0], grid[-1], panels, strict=True):
         top.set_title(panel)
         bottom.set_xlabel(axis)
-        if not numeric:
-            _set_ticks(bottom, names, most=8)
-        elif names:
-            ticks = [float(name) for name in names]
-            if ticks[0] > 0 and ticks[-1] / ticks[0] >= LOG_SPAN:
-                bottom.set_xscale("log")
-            bottom.set_xticks(ticks, names)
-            bottom.set_xticks([], minor=True)
-    return figure, series | _published_line(entry for metric_entries in metrics.values() for entry in metric_entries)
+        sweep.set_ticks(bottom)
+    return figure, series | _published_line(_all_entries(metrics))
+
+
+def _draw_panel(axes: Axes, entries: Sequence[Entry], sweep: Sweep, methods: Mapping[str, int]) -> dict[str, Artist]:
+    """Draw the lines of all methods; those that are measured are returned.
+
+    Args:
+        methods: the methods with their numbers, as `_methods` gives them.
+    """
+    lines: dict[str, Artist] = {}
+    for method, index in methods.items():
+        method_entries = [entry for entry in entries if _method(entry) == method]
+        points = sweep.points(method_entries)
+        measured = [(x, entry.measured) for x, entry in points if entry.measured]
+        if measured:
+            lines[method] = _draw_measured(axes, measured, index)
+        elif level := next((entry.measured for entry in method_entries if entry.measured), None):
+            lines[method] = axes.axhline(level.mean, linestyle=":", color=color(index))
+        published = [(x, entry.published) for x, entry in points if entry.published is not None]
+        xs, ys = zip(*published, strict=True) if published else ((), ())
+        axes.plot(xs, ys, linestyle="--", marker=".", color=color(index))
+    return lines
+
+
+def _draw_measured(axes: Axes, points: Sequence[tuple[float, Value]], index: int) -> Artist:
+    """Draw the line of a method with its intervals."""
+    rows = [(x, value.low, value.mean, value.high) for x, value in points]
+    xs, low, mean, high = np.array(rows, float).T  # an end that is None is not drawn
+    axes.fill_between(xs, low, high, alpha=0.12, linewidth=0, color=color(index))
+    style: Any = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": color(index)}
+    return axes.plot(xs, mean, **style)[0]
 
 
 def _scatter(summary: ResultSummary) -> Drawing:
     """Rounds by draft passes and committed tokens, discs as large as there are many, with their means."""
     figure, panels = _panels(summary, sharex=True, sharey=True)
     for axes, name, points in panels:
-        passes, committed, counts = zip(*points, strict=True)
-        total = sum(counts)
-        axes.scatter(passes, committed, s=[700 * count / total for count in counts], alpha=0.55, color=color(0))
-        means = [
-            sum(map(math.prod, zip(coordinates, counts, strict=True))) / total for coordinates in (passes, committed)
-        ]
+        passes, committed, counts = np.array(points).T
+        total = counts.sum()
+        axes.scatter(passes, committed, s=700 * counts / total, alpha=0.55, color=color(0))
+        means = passes @ counts / total, committed @ counts / total
         axes.plot(*means, "x", color=INK, markersize=9, markeredgewidth=2)
         axes.axline((1, 1), slope=1, color=INK, linestyle=":", linewidth=0.8)
         axes.set(xlabel="draft passes of a round", ylabel="tokens of a round")
         axes.margins(0.12)
         for metric, mark in (("delta", axes.axvline), ("tau", axes.axhline)):
-            published = (entry.published for entry in summary.entries if (entry.method, entry.metric) == (name, metric))
-            if (paper := next((number for number in published if number is not None), None)) is not None:
-                mark(paper, color=color(1), linestyle="--")
+            published = _published_number(summary, name, metric)
+            if published is not None:
+                mark(published, color=color(1), linestyle="--")
     series: dict[str, Artist] = {
         "rounds, area by their number": Line2D([], [], marker="o", linestyle="", alpha=0.55, color=color(0)),
         "their mean": Line2D([], [], marker="x", linestyle="", color=INK, markeredgewidth=2),
@@ -212,13 +264,21 @@ def _scatter(summary: ResultSummary) -> Drawing:
     return figure, series | _published_line(summary.entries, color(1))
 
 
+def _published_number(summary: ResultSummary, method: str, metric: str) -> float | None:
+    """The first number that the paper prints of a method."""
+    for entry in summary.entries:
+        if (entry.method, entry.metric) == (method, metric) and entry.published is not None:
+            return entry.published
+    return None
+
+
 def _heatmap(summary: ResultSummary) -> Drawing:
     """The share of rounds that accepted a node of each rank on each level, in per cent."""
     figure, panels = _panels(summary)
     for axes, _, rows in panels:
-        ranks, levels = range(1, len(rows[0]) + 1), range(1, len(rows) + 1)
-        edges = [[0.5, *(index + 0.5 for index in indices)] for indices in (ranks, levels)]
-        axes.pcolormesh(*edges, rows, cmap="viridis", norm=PowerNorm(0.5, 0.0, 1.0))
+        ranks = range(1, len(rows[0]) + 1)
+        levels = range(1, len(rows) + 1)
+        axes.pcolormesh(_edges(ranks), _edges(levels), rows, cmap="viridis", norm=PowerNorm(0.5, 0.0, 1.0))
         for level, rank in product(levels, ranks):
             share = rows[level - 1][rank - 1]
             text = f"{100 * share:.0f}" if share >= 0.005 else ("·" if share else "")
@@ -229,6 +289,11 @@ def _heatmap(summary: ResultSummary) -> Drawing:
         axes.invert_yaxis()
         axes.set(xlabel="rank among its siblings; in the cells % of all rounds", ylabel="level")
     return figure, {}
+
+
+def _edges(indices: Sequence[int]) -> list[float]:
+    """The edges of cells whose middles are 1, 2 and so on."""
+    return [0.5, *(index + 0.5 for index in indices)]
 
 
 def _boxes(summary: ResultSummary) -> Drawing:
@@ -256,10 +321,13 @@ def _tokens(summary: ResultSummary) -> Drawing:
     figure, ((axes,),) = panel_grid(1, 1, (WIDTH, 0.7 + 0.45 * len(points)))
     names = []
     for row, (name, accepted) in enumerate(points.items()):
-        flags = [flag for count in accepted for flag in [True] * count + [False]]
+        flags: list[bool] = []
+        for count in accepted:
+            flags += [True] * count + [False]
         width = 0.86 if len(flags) <= MOST_PARTED else 1.0
         colors = [color(2) if flag else color(1) for flag in flags]
-        axes.broken_barh([(position, width) for position in range(len(flags))], (row - 0.35, 0.7), facecolors=colors)
+        strips = [(position, width) for position in range(len(flags))]
+        axes.broken_barh(strips, (row - 0.35, 0.7), facecolors=colors)
         names.append(f"{name}\n{100 * sum(flags) / max(len(flags), 1):.0f} % drafted")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -273,22 +341,30 @@ def _panels(summary: ResultSummary, **options: Any) -> tuple[Figure, list[tuple[
     """A figure with a panel for the points of every method, two in a row."""
     count = len(summary.points)
     figure, grid = panel_grid(math.ceil(count / 2), min(count, 2), (4.2, 3.2), **options)
-    panel_axes = [axes for row in grid for axes in row]
-    for axes in panel_axes[count:]:
-        axes.set_visible(False)
-    panels = [(axes, name, points) for axes, (name, points) in zip(panel_axes, summary.points.items(), strict=False)]
-    for axes, name, _ in panels:
+    panels = list[tuple[Axes, str, Any]]()
+    for axes, method in zip_longest(chain.from_iterable(grid), summary.points.items()):
+        if method is None:
+            axes.set_visible(False)
+            continue
+        name, points = method
         axes.set_title(name)
+        panels.append((axes, name, points))
     return figure, panels
 
 
 def _metrics(summary: ResultSummary) -> dict[str, list[Entry]]:
     """The entries of each metric that was measured, on the sets on which it was."""
-    sets = {entry.set for entry in summary.entries if entry.measured}
-    metrics = dict.fromkeys(entry.metric for entry in summary.entries if entry.measured)
-    return {
-        name: [entry for entry in summary.entries if entry.metric == name and entry.set in sets] for name in metrics
-    }
+    measured_entries = [entry for entry in summary.entries if entry.measured]
+    sets = {entry.set for entry in measured_entries}
+    metrics: dict[str, list[Entry]] = {entry.metric: [] for entry in measured_entries}
+    for entry in summary.entries:
+        if entry.metric in metrics and entry.set in sets:
+            metrics[entry.metric].append(entry)
+    return metrics
+
+
+def _all_entries(metrics: Mapping[str, Sequence[Entry]]) -> Iterator[Entry]:
+    return chain.from_iterable(metrics.values())
 
 
 def _methods(summary: ResultSummary) -> dict[str, int]:

@@ -4,8 +4,8 @@ It follows the reader's theme where a page shows it as an image, too. Curves sta
 families by their first letters, so that a phone is wide enough.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
 from math import log
 
 from drafttree_lab.graded import CALIBRATED, CONFIDENCES
@@ -22,25 +22,25 @@ def draw(found: WinnerMap) -> str:
     Raises:
         ConfigError: jinja2 is not installed.
     """
-    costs = [log(cost) for cost in DRAFT_COSTS]
-    marks = [
-        (_between(costs, log(model_pair.draft_cost)), _between(AGREEMENTS, model_pair.agreement), model_pair)
-        for model_pair in found.pairs
-    ]
     blue, vermilion, green, purple, ochre, sky, grey = COLORS
-    by_family = zip(
-        families(), (blue, sky, green, purple, ochre, vermilion), strict=True
-    )  # neighbours on the map differ
+    family_colors = (blue, sky, green, purple, ochre, vermilion)  # neighbours on the map differ
+    slopes = [(slope, description, found.of_slope(slope)) for slope, description in SLOPES.items()]
     return template("winner_map.svg").render(
-        panels=[(slope, description, found.of_slope(slope)) for slope, description in SLOPES.items()],
+        panels=slopes,
         ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
-        marks=marks,
-        pairs=[_name(model_pair) for model_pair in found.pairs],
-        colors={PLAIN: grey, **dict(by_family)},
+        marks=list(map(_mark, found.pairs)),
+        pairs=list(map(_name, found.pairs)),
+        colors={PLAIN: grey, **dict(zip(families(), family_colors, strict=True))},
         confidences=[*CONFIDENCES],
         costs=DRAFT_COSTS,
         agreements=AGREEMENTS,
     )
+
+
+def _mark(pair: Pair) -> tuple[float, float, Pair]:
+    """A pair with its place among the columns, whose costs are evenly spaced by their logarithms, and the rows."""
+    column = _between(list(map(log, DRAFT_COSTS)), log(pair.draft_cost))
+    return column, _between(AGREEMENTS, pair.agreement), pair
 
 
 def _name(each: Pair) -> str:
@@ -51,8 +51,7 @@ def _name(each: Pair) -> str:
 
 def _between(ticks: Sequence[float], value: float) -> float:
     """The place of a value on an axis whose ticks are evenly spaced, whatever their distance; at most at its edge."""
-    steps = list(pairwise(ticks)) or [(ticks[0], ticks[0] + 1)]
-    step_indices = (index for index, (_, high) in enumerate(steps) if value <= high)
-    index = next(step_indices, len(steps) - 1)
-    low, high = steps[index]
+    edges = ticks if len(ticks) > 1 else [ticks[0], ticks[0] + 1]
+    index = min(bisect_left(edges, value, lo=1), len(edges) - 1) - 1
+    low, high = edges[index : index + 2]
     return min(max(index + (value - low) / (high - low), -0.5), len(ticks) - 0.5)

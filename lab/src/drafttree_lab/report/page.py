@@ -1,15 +1,16 @@
 """The report of a replay: an HTML page with every table, figure and verdict, or a Markdown table of the claims."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import drafttree
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
-from drafttree_lab.replay.paper import UNITS, Paper
+from drafttree_lab.replay.paper import UNITS, Metric, Paper
 from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, template, write_text
@@ -69,39 +70,32 @@ def render(results: Sequence[KeptResult]) -> str:
 
     papers: dict[str, Paper] = {}
     sections: dict[str, list[dict[str, Any]]] = {}
+    claims = _claims(results)
+    verdicts = [verdict for _, verdict in claims]
     for kept_result in results:
-        name, _, result_name = kept_result.summary.id.partition("/")
+        summary = kept_result.summary
+        name, _, result_name = summary.id.partition("/")
         paper = papers.setdefault(name, read_paper(name))
         result = paper.results.get(result_name)
         axis = result.axis.name if result and result.axis else ""
         section = {
             "kept": kept_result,
-            "grids": make_grids(kept_result.summary),
-            "chart": draw(kept_result.summary, axis),
+            "grids": make_grids(summary),
+            "chart": draw(summary, axis),
             "axis": axis,
+            "published": result.published if result else [],
+            "is_measured": any(entry.is_ours for entry in summary.entries),
         }
-        section["published"] = result.published if result else []
-        section["is_measured"] = any(entry.is_ours for entry in kept_result.summary.entries)
         sections.setdefault(name, []).append(section)
-    claims = [(kept_result.summary.id, verdict) for kept_result in results for verdict in kept_result.summary.verdicts]
     return page.render(
         papers=papers,
         sections=sections,
         main_claims=[claim for claim in claims if claim[1].main],
         further_claims=[claim for claim in claims if not claim[1].main],
-        tallies=tally([verdict for _, verdict in claims]),
+        tallies=tally(verdicts),
         kinds=KINDS,
         outcomes=OUTCOMES,
-        corrected_for={
-            name: sorted(
-                {
-                    judgement.claims
-                    for _, verdict in claims
-                    if (judgement := getattr(verdict, basis)) and judgement.claims
-                }
-            )
-            for basis, name in KINDS.items()
-        },
+        corrected_for=_corrected_for(verdicts),
         environment=results[-1].environment,
         units=UNITS,
         law=LAW,
@@ -109,55 +103,75 @@ def render(results: Sequence[KeptResult]) -> str:
     )
 
 
+def _claims(results: Sequence[KeptResult]) -> list[tuple[str, Verdict]]:
+    """The verdicts of all results, each with the name of its result."""
+    claims: list[tuple[str, Verdict]] = []
+    for kept_result in results:
+        summary = kept_result.summary
+        claims += product([summary.id], summary.verdicts)
+    return claims
+
+
+def _corrected_for(verdicts: Sequence[Verdict]) -> dict[str, list[int]]:
+    """For how many claims judgements are corrected, by their kind in words."""
+    numbers: dict[str, set[int]] = {basis: set() for basis in KINDS}
+    for verdict in verdicts:
+        for basis, judgement in verdict.judgements.items():
+            if judgement.claims:
+                numbers[basis].add(judgement.claims)
+    return {name: sorted(numbers[basis]) for basis, name in KINDS.items()}
+
+
 def claims_table(results: Sequence[KeptResult]) -> str:
     """The claims that were judged, main ones first, and below them the number of each outcome and the environment."""
-    rows = [(kept_result.summary.id, verdict) for kept_result in results for verdict in kept_result.summary.verdicts]
-    tallies = [
-        f"{KINDS[basis].capitalize()}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}."
-        for basis, counts in tally([verdict for _, verdict in rows]).items()
-    ]
+    rows = sorted(_claims(results), key=lambda row: not row[1].main)
+    tallies = []
+    for basis, counts in tally([verdict for _, verdict in rows]).items():
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        tallies.append(f"{KINDS[basis].capitalize()}: {outcomes}.")
     environment = ", ".join(f"{name} {value}" for name, value in results[-1].environment.items())
     legend = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
-    return "\n".join([*_table_rows(sorted(rows, key=lambda row: not row[1].main)), "", legend, ""])
+    return "\n".join([*_table_rows(rows), "", legend, ""])
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
     """By kind, how many judgements have each outcome; kinds without any are left out."""
-    counts_by_basis = {basis: count_outcomes(getattr(verdict, basis) for verdict in verdicts) for basis in KINDS}
-    return {
-        basis: {name: counts[name] for name in OUTCOMES if name in counts}
-        for basis, counts in counts_by_basis.items()
-        if counts
-    }
+    tallies: dict[str, dict[str, int]] = {}
+    for basis in KINDS:
+        counts = count_outcomes(getattr(verdict, basis) for verdict in verdicts)
+        if counts:
+            tallies[basis] = {name: counts[name] for name in OUTCOMES if name in counts}
+    return tallies
 
 
 def make_grids(summary: ResultSummary) -> list[Grid]:
     """A table for every metric that was measured or published."""
-    entries = [entry for entry in summary.entries if entry.is_ours or entry.published is not None]
-    grids = []
-    for metric in dict.fromkeys(entry.metric for entry in entries):
-        metric_entries = [entry for entry in entries if entry.metric == metric]
-        columns: dict[str, tuple[bool, bool]] = dict.fromkeys(
-            (entry.column for entry in metric_entries), (False, False)
-        )
-        rows: dict[str, list[Entry | None]] = {entry.method: [None] * len(columns) for entry in metric_entries}
-        for entry in metric_entries:
-            measured, published = columns[entry.column]
-            columns[entry.column] = (measured or entry.is_ours, published or entry.published is not None)
-            rows[entry.method][list(columns).index(entry.column)] = entry
-        models = dict.fromkeys(entry.model for entry in metric_entries if entry.model and entry.published is not None)
-        decimal_places = decimals([entry.published for entry in metric_entries if entry.published])
-        grids.append(
-            Grid(
-                UNITS[metric],
-                list(models),
-                columns,
-                rows,
-                any(entry.by_law for entry in metric_entries),
-                decimal_places,
-            )
-        )
-    return grids
+    entries_by_metric: dict[Metric, list[Entry]] = {}
+    for entry in summary.entries:
+        if entry.is_ours or entry.published is not None:
+            entries_by_metric.setdefault(entry.metric, []).append(entry)
+    return [_grid(metric, entries) for metric, entries in entries_by_metric.items()]
+
+
+def _grid(metric: Metric, entries: Sequence[Entry]) -> Grid:
+    """The table of a metric."""
+    columns: dict[str, tuple[bool, bool]] = dict.fromkeys((entry.column for entry in entries), (False, False))
+    rows: dict[str, list[Entry | None]] = {entry.method: [None] * len(columns) for entry in entries}
+    models: dict[str, None] = {}
+    for entry in entries:
+        measured, published = columns[entry.column]
+        columns[entry.column] = (measured or entry.is_ours, published or entry.published is not None)
+        rows[entry.method][list(columns).index(entry.column)] = entry
+        if entry.model and entry.published is not None:
+            models[entry.model] = None
+    return Grid(
+        UNITS[metric],
+        list(models),
+        columns,
+        rows,
+        by_law=any(entry.by_law for entry in entries),
+        decimals=decimals([entry.published for entry in entries if entry.published]),
+    )
 
 
 def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
@@ -184,28 +198,44 @@ def _prompts(verdict: Verdict) -> list[int]:
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
     """The rows of claims that were judged, in the kinds of judgement that decide anything, or all if none does."""
-    basis_judgements = [basis_judgement for _, verdict in rows for basis_judgement in verdict.judgements.items()]
-    deciding_bases = {basis for basis, judgement in basis_judgements if judgement.p is not None} or {
-        basis for basis, judgement in basis_judgements if _is_judged(judgement)
-    }
-    bases = [basis for basis in KINDS if basis in deciding_bases]
-    yield f"| {' | '.join(['result', 'claim', *(KINDS[basis] for basis in bases), 'why', 'prompts'])} |"
+    all_judgements = [verdict.judgements for _, verdict in rows]
+    bases = _bases(all_judgements, lambda judgement: judgement.p is not None) or _bases(all_judgements, _is_judged)
+    yield _table_row(["result", "claim", *(KINDS[basis] for basis in bases), "why", "prompts"])
     yield f"|{' --- |' * (4 + len(bases))}"
     for result, verdict in rows:
-        judgements = {basis: verdict.judgements.get(basis) for basis in bases}
-        if not any(judgement and _is_judged(judgement) for judgement in judgements.values()):
-            continue
-        # the reason of the first kind in full; of the others the term, where they name another
-        reasons = {
-            basis: reason for basis, judgement in judgements.items() if judgement and (reason := _why(judgement))
-        }
-        first_basis = next(iter(reasons), None)
-        terms = {reason.partition(" (")[0]: basis for basis, reason in reversed(reasons.items())}
-        other_terms = [f"{KINDS[basis]} {term}" for term, basis in reversed(terms.items()) if basis != first_basis]
-        reason = "; ".join([reasons[first_basis], *other_terms]) if first_basis else ""
-        outcomes = [_outcome(judgement) if judgement else "" for judgement in judgements.values()]
-        cells = result, verdict.text, *outcomes, reason, " / ".join(map(str, _prompts(verdict)))
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        judgements = {basis: verdict.judgements[basis] for basis in bases if basis in verdict.judgements}
+        if any(map(_is_judged, judgements.values())):
+            outcomes = [_outcome(judgements[basis]) if basis in judgements else "" for basis in bases]
+            prompts = " / ".join(map(str, _prompts(verdict)))
+            yield _table_row([result, verdict.text, *outcomes, _reason(judgements), prompts])
+
+
+def _bases(all_judgements: Sequence[Mapping[str, Judgement]], does_count: Callable[[Judgement], bool]) -> list[str]:
+    """The kinds of judgement of which one counts, in their order."""
+    bases = set[str]()
+    for judgements in all_judgements:
+        bases.update(basis for basis, judgement in judgements.items() if does_count(judgement))
+    return [basis for basis in KINDS if basis in bases]
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    escaped_cells = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped_cells)} |"
+
+
+def _reason(judgements: Mapping[str, Judgement]) -> str:
+    """The reason of the first kind of judgement in full; of the others the term, where they name another."""
+    reasons: list[str] = []
+    terms = set[str]()
+    for basis, judgement in judgements.items():
+        if reason := _why(judgement):
+            term = reason.partition(" (")[0]
+            if not reasons:
+                reasons.append(reason)
+            elif term not in terms:
+                reasons.append(f"{KINDS[basis]} {term}")
+            terms.add(term)
+    return "; ".join(reasons)
 
 
 def _is_judged(judgement: Judgement) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -112,14 +113,14 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
     findings = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded_texts))) for policy in POLICIES]
     exact_findings = [finding for finding in findings if finding.result == EXACT]
     worst_finding = min(findings, key=lambda each: (FAILS, EXACT, REFUSED).index(each.result))
-    reasons = dict.fromkeys(finding.reason for finding in findings if finding.reason)
+    reasons = dict.fromkeys(filter(None, map(attrgetter("reason"), findings)))
     return Finding(
         name,
         worst_finding.result,
         "; ".join(reasons),
-        [finding.name for finding in exact_findings],
-        sum(finding.texts for finding in findings),
-        min((finding.accepted for finding in exact_findings), default=0.0),
+        list(map(attrgetter("name"), exact_findings)),
+        sum(map(attrgetter("texts"), findings)),
+        min(map(attrgetter("accepted"), exact_findings), default=0.0),
         runs_on=getattr(decoder.target, "runs_on", ""),
     )
 
@@ -134,13 +135,11 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
     try:
         policy_decoder = decoder.with_policy(make_policy(POLICIES[policy]))
         for options, texts in sets:
-            drafters = [ScriptedDrafter([*prompt, *text], decoder.target.vocab_size) for prompt, text in texts]
-            drafted_texts = zip(drafters, texts, strict=True)
-            generations = [
-                policy_decoder.with_drafter(drafter).generate(prompt, **options)
-                for drafter, (prompt, _) in drafted_texts
-            ]
-            metrics += [generation.metrics for generation in generations]
+            generations: list[Generation] = []
+            for prompt, text in texts:
+                drafter = ScriptedDrafter([*prompt, *text], decoder.target.vocab_size)
+                generations.append(policy_decoder.with_drafter(drafter).generate(prompt, **options))
+            metrics += map(attrgetter("metrics"), generations)
             if difference := _difference(decoder, policy, texts, generations, options):
                 return Finding(policy, FAILS, difference, texts=len(metrics))
     except Exception as error:
@@ -195,7 +194,7 @@ def _branching(texts: Sequence[Text]) -> int:
 
 def _different(texts: Sequence[Text]) -> int:
     """How many different tokens the texts have."""
-    return len({token for _, text in texts for token in text})
+    return len(set(chain.from_iterable(map(itemgetter(1), texts))))
 
 
 def _judge(error: Exception) -> tuple[str, str]:

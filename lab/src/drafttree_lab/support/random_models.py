@@ -3,6 +3,7 @@
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def architectures() -> list[str]:
 
     A type of several models, such as `gemma3`, is left out where its language model has a type of its own.
     """
-    types = {config_class.model_type for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
+    types = set(map(attrgetter("model_type"), MODEL_FOR_CAUSAL_LM_MAPPING))
     variants = {name for name in VARIANTS if name.partition("+")[0] in types}
     return sorted(types - language_models().keys() | variants)
 
@@ -44,9 +45,10 @@ def language_models() -> dict[str, str]:
     Assistants are left out: their configuration holds that of the model they draft for.
     """
     types = {config_class.model_type: _language_type(config_class) for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
-    whole_types = {name for name in types if not name.endswith("_assistant")}
     return {
-        whole_type: types[whole_type] for whole_type in whole_types if types[whole_type] in types.keys() - {whole_type}
+        name: language_type
+        for name, language_type in types.items()
+        if not name.endswith("_assistant") and language_type != name and language_type in types
     }
 
 

@@ -44,11 +44,11 @@ class ScriptedSession(Session):
         self._length = length
         self._level = 0
 
-    def root(self) -> Tensor:
+    def draft_root(self) -> Tensor:
         self._level = 0
         return self._logits[self._length][None, None]
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+    def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         self._level += 1
         position = min(self._length + self._level, len(self._logits) - 1)
         return self._logits[position].expand(*tokens.shape, -1)

@@ -7,6 +7,8 @@ layers, so that every kind of layer the architecture mixes stays, in its order.
 import dataclasses
 import re
 from collections.abc import Sequence
+from itertools import chain, zip_longest
+from operator import attrgetter
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -63,10 +65,15 @@ def small_config(name: str) -> PreTrainedConfig:
 
 def _small(default: PreTrainedConfig, given: dict[str, Any]) -> PreTrainedConfig:
     fields = _fields(default)
-    values = {name: _shrink(name, value) for name, value in fields.items()} | _few_layers(default)
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        values[name] = _shrink(name, value)
+    values |= _few_layers(default)
     if "kv_lora_rank" in fields:
         values["num_key_value_heads"] = values["num_attention_heads"]
-    values |= {name: value for name, value in SETTINGS.items() if name in fields}
+    for name, value in SETTINGS.items():
+        if name in fields:
+            values[name] = value
     changed_values = {name: value for name, value in values.items() if value != fields[name]}
     return type(default)(**changed_values | given)
 
@@ -78,10 +85,14 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
     """The values that a configuration's class takes, without those that all classes share."""
-    common_names = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    names = {field.name for field in dataclasses.fields(config) if field.init} - common_names
-    stored_names = {name: config.attribute_map.get(name, name) for name in names}
-    return {name: vars(config)[key] for name, key in stored_names.items() if key in vars(config)}
+    common_names = set(map(attrgetter("name"), dataclasses.fields(PreTrainedConfig)))
+    stored_values = vars(config)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        stored_name = config.attribute_map.get(field.name, field.name)
+        if field.init and field.name not in common_names and stored_name in stored_values:
+            values[field.name] = stored_values[stored_name]
+    return values
 
 
 def _shrink(name: str, value: Any) -> Any:
@@ -99,12 +110,16 @@ def _few_layers(config: PreTrainedConfig) -> dict[str, Any]:
     """The numbers of layers and the lists with an entry for each, cut down to some layers of every kind."""
     fields = _fields(config)
     counts = {name: value for name, value in fields.items() if LAYER_COUNTS.fullmatch(name) and value}
-    lists = {name: value for name, value in fields.items() if isinstance(value, list | tuple) and len(value) > 1}
-    lists = {name: value for name, value in lists.items() if len(value) in counts.values()}
+    lists = {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, list | tuple) and len(value) > 1 and len(value) in counts.values()
+    }
     layer_kinds = [*zip(*lists.values(), strict=False)] or [()] * max(counts.values(), default=LAYERS)
     layers = _choose_layers(layer_kinds)
-    cut = {name: [_shrink(name, value[layer]) for layer in layers] for name, value in lists.items()}
-    return dict.fromkeys(counts, len(layers)) | cut
+    for name, value in lists.items():
+        lists[name] = [_shrink(name, value[layer]) for layer in layers]
+    return dict.fromkeys(counts, len(layers)) | lists
 
 
 def _choose_layers(kinds: Sequence[tuple]) -> list[int]:
@@ -112,6 +127,6 @@ def _choose_layers(kinds: Sequence[tuple]) -> list[int]:
     layers_by_kind: dict[str, list[int]] = {}
     for layer, layer_kind in enumerate(kinds):
         layers_by_kind.setdefault(repr(layer_kind), []).append(layer)
-    turns = range(max(map(len, layers_by_kind.values())))
-    order = [layers[turn] for turn in turns for layers in layers_by_kind.values() if turn < len(layers)]
+    turns = zip_longest(*layers_by_kind.values())
+    order = [layer for layer in chain.from_iterable(turns) if layer is not None]
     return sorted(order[: max(LAYERS, len(layers_by_kind))])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,16 @@ class SupportTable:
     @property
     def passed(self) -> bool:
         """True if no architecture fails."""
-        return all(finding.passed for finding in self.findings)
+        return all(map(attrgetter("passed"), self.findings))
 
     @property
     def counts(self) -> dict[str, int]:
         """Architectures by result."""
-        return dict(Counter(finding.result for finding in self.findings).most_common())
+        return dict(Counter(map(attrgetter("result"), self.findings)).most_common())
 
     def summary(self) -> dict[str, Any]:
         """Everything found, for JSON."""
-        findings = [asdict(finding) for finding in self.findings]
+        findings = list(map(asdict, self.findings))
         return {"versions": VERSIONS, "counts": self.counts, "findings": findings, "passed": self.passed}
 
 
@@ -82,12 +83,16 @@ def check_all(
 
 def _read(path: Path) -> dict[str, Finding]:
     """The results of a file that need not be computed again."""
+    findings: dict[str, Finding] = {}
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        findings = [Finding(**line["finding"]) for line in lines if line["versions"] == VERSIONS]
+        lines = path.read_text().splitlines() if path.exists() else []
+        for entry in map(json.loads, lines):
+            if entry["versions"] == VERSIONS:
+                finding = Finding(**entry["finding"])
+                findings[finding.name] = finding
     except (OSError, ValueError, TypeError, KeyError):
         raise InputError(f"--out {str(path)!r} is no file of results of drafttree support; name another") from None
-    return {finding.name: finding for finding in findings if finding.passed}
+    return {name: finding for name, finding in findings.items() if finding.passed}
 
 
 def _write(path: Path, findings: Iterable[Finding]) -> None:

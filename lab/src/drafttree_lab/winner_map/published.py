@@ -161,35 +161,54 @@ def questions() -> Iterator[Question]:
 
     DynaTree gives no value of a*, its `target`; TALON's k, the robust levels, stands beside its own choice of 1.
     """
-    dynatree_costs = method_costs("dynatree-v2", "DynaTree")
-    talon_costs = method_costs("talon", "TALON")
-    history_policy = published_policy("dynatree-v2", "DynaTree")
-    no_history_policy = published_policy("dynatree-v2", "DynaTree without history")
-    fixed_tree = published_policy("dynatree-v2", "Fixed Tree")
-    robust_policy = published_policy("talon", "TALON")
-    eagle_policy = published_policy("talon", "EAGLE-3")
+    yield from _dynatree_questions()
+    yield from _talon_questions()
+    yield _depth_question()
+
+
+def _dynatree_questions() -> Iterator[Question]:
+    paper = "dynatree-v2"
+    costs = method_costs(paper, "DynaTree")
+    policy = published_policy(paper, "DynaTree")
+    no_history_policy = published_policy(paper, "DynaTree without history")
     for share in (0.4, 0.7):
-        target_policy = canonical(f"{history_policy},target={share}")
-        yield Question(
-            f"DynaTree with its history, a* = {share}, over without", target_policy, no_history_policy, dynatree_costs
-        )
-    yield Question("DynaTree over the fixed tree", history_policy, fixed_tree, dynatree_costs)
+        target_policy = canonical(f"{policy},target={share}")
+        text = f"DynaTree with its history, a* = {share}, over without"
+        yield Question(text, target_policy, no_history_policy, costs)
+    yield Question("DynaTree over the fixed tree", policy, published_policy(paper, "Fixed Tree"), costs)
+
+
+def _talon_questions() -> Iterator[Question]:
+    paper = "talon"
+    costs = method_costs(paper, "TALON")
+    policy = published_policy(paper, "TALON")
+    eagle_policy = published_policy(paper, "EAGLE-3")
     for levels in (0, 2, 3):
-        alternative = published_policy("talon", f"TALON k={levels}")
-        yield Question(f"TALON with k = 1 over k = {levels}", robust_policy, alternative, talon_costs)
-    yield Question("TALON over EAGLE-3's tree", robust_policy, eagle_policy, talon_costs)
-    figure = read_paper("talon").results["fig13"]
-    margins = {str(mu): published_policy("talon", "TALON by threshold", value=mu) for mu in figure.values}
-    (low, right_policy), *_, (high, left_policy) = margins.items()
-    yield Question(
-        f"TALON with mu = {high} over mu = {low} (figure 13)", left_policy, right_policy, talon_costs, margins
-    )
+        alternative = published_policy(paper, f"TALON k={levels}")
+        yield Question(f"TALON with k = 1 over k = {levels}", policy, alternative, costs)
+    yield Question("TALON over EAGLE-3's tree", policy, eagle_policy, costs)
+    yield _margin_question(costs)
     deeper_tree = canonical(eagle_policy.replace("depth=9", "depth=12"))
     yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper_tree, eagle_policy, FREE)
-    shallow_tree = published_policy("dynatree-v1", "DynaTree by depth", value=4)
-    deep_tree = published_policy("dynatree-v1", "DynaTree by depth", value=9)
-    costs = replace(method_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
-    yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow_tree, deep_tree, costs)
+
+
+def _margin_question(costs: PassCosts) -> Question:
+    margins = {}
+    for mu in read_paper("talon").results["fig13"].values:
+        margins[str(mu)] = published_policy("talon", "TALON by threshold", value=mu)
+    low, *_, high = margins
+    text = f"TALON with mu = {high} over mu = {low} (figure 13)"
+    return Question(text, margins[high], margins[low], costs, margins)
+
+
+def _depth_question() -> Question:
+    paper = "dynatree-v1"
+    method = "DynaTree by depth"
+    shallow_tree = published_policy(paper, method, value=4)
+    deep_tree = published_policy(paper, method, value=9)
+    costs = replace(method_costs(paper, "DynaTree"), target=linear_costs(TWO_CORES))
+    text = "DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)"
+    return Question(text, shallow_tree, deep_tree, costs)
 
 
 def linear_costs(slope: float) -> Costs:
@@ -224,20 +243,23 @@ def answer(question: Question, texts: Texts) -> Question:
     best_settings = {}
     for confidence in CONFIDENCES if texts else ():
         texts_by_agreement = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
-        ratio_replicates = [
-            speedups(question.costs, policy_texts[question.left])
-            / speedups(question.costs, policy_texts[question.right])
-            for policy_texts in texts_by_agreement.values()
-        ]
-        ratios[confidence] = dict(zip(texts_by_agreement, map(estimate, ratio_replicates), strict=True))
+        replicates = {
+            agreement: _ratios(question, policy_texts) for agreement, policy_texts in texts_by_agreement.items()
+        }
+        ratios[confidence] = {agreement: estimate(ratio) for agreement, ratio in replicates.items()}
         if question.settings:
-            trends[confidence] = estimate(ratio_replicates[-1] / ratio_replicates[0])
+            trends[confidence] = estimate(replicates[max(texts)] / replicates[min(texts)])
             best_settings[confidence] = {
                 agreement: _best_setting(question, policy_texts)
                 for agreement, policy_texts in texts_by_agreement.items()
             }
     answered = replace(question, ratios=ratios, trends=trends, best=best_settings)
     return replace(answered, verdict=verdict(answered))
+
+
+def _ratios(question: Question, texts: Mapping[str, Sequence[TextCounts]]) -> Tensor:
+    """R of the left policy over that of the right one, as `speedups` gives them."""
+    return speedups(question.costs, texts[question.left]) / speedups(question.costs, texts[question.right])
 
 
 def _best_setting(question: Question, texts: Mapping[str, Sequence[TextCounts]]) -> str:

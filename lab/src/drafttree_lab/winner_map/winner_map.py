@@ -285,60 +285,80 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
         runs: runs texts after the chosen prompts.
         progress: called after every text, and after the texts of `auto` at one point.
     """
-    plain: list[TextCounts] = []
-    grades: dict[float, GradedAgreement] = {}
-    confidences: dict[float, list[float]] = {}
-    texts: dict[float, dict[str, dict[str, list[TextCounts]]]] = {}
-    auto_texts: dict[tuple[float, str, float, float], list[TextCounts]] = {}
+    counts = MapCounts()
     with runs.store.interruptible():
-        plain = [runs.plain(prompt) for prompt in runs.prompts]
-        for agreement in AGREEMENTS:
-            grade = grades[agreement] = runs.grade(agreement)
-            confidences[agreement] = runs.confidences(grade)
-            texts_by_confidence: dict[str, dict[str, list[TextCounts]]] = {}
-            for name, policy, prompt in product(CONFIDENCES, policies(), runs.prompts):
-                policy_texts = texts_by_confidence.setdefault(name, {}).setdefault(policy, [])
-                policy_texts.append(runs.counts(grade, name, policy, prompt))
-                progress(f"{agreement:g} {policy.partition(':')[0]}")
-            texts[agreement] = texts_by_confidence
-        for agreement, costs in product(AGREEMENTS, cost_grid()):
-            auto_texts[agreement, CALIBRATED, *costs] = runs.auto_counts(grades[agreement], *costs)
-            progress(f"{agreement:g} auto")
-    model_pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
-        place(
-            model_pair,
-            {
-                grades[agreement].reached: speedups(FREE, texts[agreement][CALIBRATED][model_pair.policy])[0].item()
-                for agreement in texts
-            },
-        )
-        for model_pair in published_pairs()
-        if texts
-    ]
-    drafted_texts = (
-        policy_texts
-        for of_grade in texts.values()
-        for by_policy in of_grade.values()
-        for policy_texts in by_policy.values()
+        _count(runs, counts, progress)
+    points = []
+    for costs, agreement, name in product(cost_grid(), counts.texts, CONFIDENCES):
+        auto = counts.auto_texts.get((agreement, name, *costs))
+        points.append(_point(agreement, name, costs, counts.texts[agreement][name], auto))
+    model_pairs = (
+        [place(model_pair, counts.taus(model_pair.policy)) for model_pair in published_pairs()] if counts.texts else []
     )
     return WinnerMap(
-        grades=list(grades.values()),
-        confidences=confidences,
-        points=[
-            _point(agreement, name, costs, texts[agreement][name], auto_texts.get((agreement, name, *costs)))
-            for costs, agreement, name in product(cost_grid(), texts, CONFIDENCES)
-        ],
+        grades=list(counts.grades.values()),
+        confidences=counts.confidences,
+        points=points,
         pairs=model_pairs,
-        questions=[answer(question, texts) for question in questions()],
+        questions=[answer(question, counts.texts) for question in questions()],
         prompts=len(runs.prompts),
-        looping=sum(text.looping for text in plain),
-        differing=sum(
-            text.tokens != plain_text.tokens
-            for policy_texts in drafted_texts
-            for text, plain_text in zip(policy_texts, plain, strict=True)
-        ),
+        looping=sum(text.looping for text in counts.plain),
+        differing=counts.differing,
         length=runs.length,
     )
+
+
+@dataclass
+class MapCounts:
+    """What is counted of a map.
+
+    Attributes:
+        plain: the target's own texts.
+        grades: the drafters, by the agreement that was looked for.
+        confidences: by agreement, as of the map.
+        texts: the texts, by agreement, confidence and policy; of an agreement, all or none.
+        auto_texts: the texts of `auto`, by agreement, confidence, c and s.
+    """
+
+    plain: list[TextCounts] = field(default_factory=list)
+    grades: dict[float, GradedAgreement] = field(default_factory=dict)
+    confidences: dict[float, list[float]] = field(default_factory=dict)
+    texts: dict[float, dict[str, dict[str, list[TextCounts]]]] = field(default_factory=dict)
+    auto_texts: dict[tuple[float, str, float, float], list[TextCounts]] = field(default_factory=dict)
+
+    def taus(self, policy: str) -> dict[float, float]:
+        """Tokens per round of a policy, by the agreement that was reached; the wanted one may miss it by a token."""
+        taus = {}
+        for agreement, texts in self.texts.items():
+            taus[self.grades[agreement].reached] = speedups(FREE, texts[CALIBRATED][policy])[0].item()
+        return taus
+
+    @property
+    def differing(self) -> int:
+        """Texts that are not the target's own."""
+        differing = 0
+        for texts_by_confidence in self.texts.values():
+            for policy_texts in chain.from_iterable(map(dict.values, texts_by_confidence.values())):
+                for text, plain_text in zip(policy_texts, self.plain, strict=True):
+                    differing += text.tokens != plain_text.tokens
+        return differing
+
+
+def _count(runs: TextRuns, counts: MapCounts, progress: Callable[[str], None]) -> None:
+    """Count what is not kept yet; what is finished is in `counts` after an interruption, too."""
+    counts.plain = [runs.plain(prompt) for prompt in runs.prompts]
+    for agreement in AGREEMENTS:
+        grade = counts.grades[agreement] = runs.grade(agreement)
+        counts.confidences[agreement] = runs.confidences(grade)
+        texts_by_confidence: dict[str, dict[str, list[TextCounts]]] = {}
+        for name, policy, prompt in product(CONFIDENCES, policies(), runs.prompts):
+            policy_texts = texts_by_confidence.setdefault(name, {}).setdefault(policy, [])
+            policy_texts.append(runs.counts(grade, name, policy, prompt))
+            progress(f"{agreement:g} {policy.partition(':')[0]}")
+        counts.texts[agreement] = texts_by_confidence
+    for agreement, costs in product(AGREEMENTS, cost_grid()):
+        counts.auto_texts[agreement, CALIBRATED, *costs] = runs.auto_counts(counts.grades[agreement], *costs)
+        progress(f"{agreement:g} auto")
 
 
 def _point(

@@ -43,7 +43,7 @@ from drafttree.drafters.formats.format import (
     usual_rows,
     with_layers,
 )
-from drafttree.drafters.heads import embedding, logits_scaling, own_bytes
+from drafttree.drafters.target_parts import embedding, logits_scaling, own_bytes
 from drafttree.drafters.transitions import TRANSITIONS
 
 DSPARK = "Qwen3DSparkModel"

@@ -36,7 +36,7 @@ from drafttree.drafters.formats.format import (
     with_layers,
 )
 from drafttree.drafters.head_backend import choose_head_backend
-from drafttree.drafters.heads import own_bytes
+from drafttree.drafters.target_parts import own_bytes
 
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
 FUSION = "fc.weight"

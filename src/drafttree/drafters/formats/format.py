@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Drafter
-from drafttree.drafters.heads import embedding_weight, last_layer, projection_weight
+from drafttree.drafters.target_parts import embedding_weight, last_layer, projection_weight
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.tensor_parallel import whole

@@ -36,12 +36,10 @@ from drafttree.drafters.heads import (
     HydraHeads,
     MedusaDrafter,
     MedusaHeads,
-    embedding_weight,
-    last_layer,
     layer_config,
-    own_bytes,
     prefix_config,
 )
+from drafttree.drafters.target_parts import embedding_weight, last_layer, own_bytes
 from drafttree.models.tensor_parallel import whole
 
 INSIDE = re.compile(r"medusa_heads?\.")

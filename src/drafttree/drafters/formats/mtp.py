@@ -21,8 +21,8 @@ from drafttree.drafters.base import Drafter
 from drafttree.drafters.formats.checkpoints import few, read_config, read_weights, tensor_names
 from drafttree.drafters.formats.config import TargetSizes, Text, Texts, text_fields
 from drafttree.drafters.formats.format import Checkpoint, HeadFormat, fill, flaws, listed, misshapen, unusable
-from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import mtp_drafter
+from drafttree.drafters.target_parts import embedding, last_layer, projection
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.tensor_parallel import tensor_parallel_size

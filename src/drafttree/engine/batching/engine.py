@@ -7,9 +7,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Hashable
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack, runtime_checkable
+from typing import Protocol, Self, Unpack, runtime_checkable
 
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP, check_count
 from drafttree.core.errors import ConfigError, EngineClosedError, InputError
@@ -22,10 +22,10 @@ from drafttree.engine.generation import Fidelity
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import EngineMetrics
-from drafttree.engine.prompt import Prompt, is_batch
-from drafttree.engine.request import Request, RoundObserver, check_observer
+from drafttree.engine.request import Request, RequestContext, RoundObserver, check_observer
 from drafttree.engine.target_lock import lock_of
 from drafttree.models import Model
+from drafttree.text.prompt import Prompt, is_batch
 from drafttree.verifiers.base import Verifier
 
 BUSY_SECONDS = 5.0
@@ -40,12 +40,13 @@ class EngineDecoder(Protocol):
 
     target: Model
     verifier: type[Verifier] | None
-    defaults: Mapping[str, Any]
 
     @property
     def fidelity(self) -> Fidelity: ...
 
-    def prepare(self, prompt: Prompt | None, **options: Unpack[GenerationOptions]) -> Request: ...
+    def prepare(
+        self, prompt: Prompt | None, context: RequestContext, **options: Unpack[GenerationOptions]
+    ) -> Request: ...
 
     def batch_loop(
         self, max_batch: int, *, max_kv_tokens: int | None, budget: int | None, max_token_gap: float
@@ -185,15 +186,16 @@ class Engine:
                 raise ConfigError(message) from None
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
-        request = self.decoder.prepare(prompt, **options)
-        request.observer = observer
-        if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
-            shares = self.memory.prefixes.max_tokens != 0 and not hides_state(self.decoder.target)
-            request.reuse_prefix = request.prompt_logprobs is None and shares
-        self.memory.check(request.capacity)
-        request.reader = handle = Handle(self._thread.wake, request.metrics, max_unread)
-        request.group = request.group if group is None else group
-        request.cache_salt = cache_salt
+        context = RequestContext(
+            observer=observer,
+            shares_prefixes=self.memory.prefixes.max_tokens != 0 and not hides_state(self.decoder.target),
+            group=group,
+            cache_salt=cache_salt,
+        )
+        request = self.decoder.prepare(prompt, context, **options)
+        self.memory.check(request.task.capacity)
+        handle = Handle(self._thread.wake, request.metrics, max_unread)
+        request.give_to(handle)
         self._thread.add(request)
         return handle
 
@@ -239,7 +241,6 @@ class EngineThread:
         self.changed = threading.Condition()
         self._loop = loop
         self._inbox: deque[Request] = deque()
-        self._submitted = 0
         self._closing = False
         self._ended = threading.Event()
         self._released = time.monotonic()
@@ -278,8 +279,6 @@ class EngineThread:
         """
         with self.changed:
             self.check_open()
-            request.order = self._submitted
-            self._submitted += 1
             self._inbox.append(request)
             self.changed.notify_all()
 

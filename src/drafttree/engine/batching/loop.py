@@ -12,11 +12,13 @@ import torch
 
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.engine.batching.scheduler import Scheduler
+from drafttree.engine.batching.seat import Seat, Status
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.generation import Ended, Generation, Reader
 from drafttree.engine.memory import KVMemory
-from drafttree.engine.metrics import EngineMetrics, Round
+from drafttree.engine.metrics import EngineMetrics, EngineRound, TextRound
+from drafttree.engine.prefixes import Restored
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import LONGEST_PART, Advance, PromptPart, RoundLoop
 from drafttree.engine.target_lock import lock_of
@@ -79,13 +81,12 @@ class BatchLoop:
     def ready(self) -> bool:
         """Whether a step would do anything; it would not if all requests pause until their texts are read."""
         scheduler = self._scheduler
-        cancelled = self._cancelled or any(request.reader.cancelled for request in scheduler.waiting)
+        cancelled = self._cancelled or any(seat.request.reader.cancelled for seat in scheduler.waiting)
         return self.busy and (scheduler.ready or cancelled)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        request.drafting.on_failure = self._drafter_failed
-        request.drafting.controller = self._controller
+        request.drafting.follow(self._controller, self._drafter_failed)
         self._scheduler.add(request)
 
     def write(self, requests: Sequence[Request]) -> list[Generation]:
@@ -99,12 +100,11 @@ class BatchLoop:
             Exception: the error of the first request that failed, which ends the others too.
         """
         for request in requests:
-            self.memory.check(request.capacity)
+            self.memory.check(request.task.capacity)
         errors: list[Exception] = []
         results = [Result(errors) for _ in requests]
-        for order, (request, result) in enumerate(zip(requests, results, strict=True)):
-            request.order = order
-            request.reader = result
+        for request, result in zip(requests, results, strict=True):
+            request.give_to(result)
             self.add(request)
         try:
             while self.busy:
@@ -122,8 +122,8 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every running request by one round. The error of a request ends that request only."""
         self._drop_cancelled()
-        for unread in self._scheduler.pause_unread():
-            self._loop.close(unread)
+        for unread_seat in self._scheduler.pause_unread():
+            self._loop.close(unread_seat.request)
         broken = False
         try:
             self._admit()
@@ -139,8 +139,8 @@ class BatchLoop:
 
     def stop(self, reason: str) -> None:
         """End all requests with their texts so far and this finish reason."""
-        for request in self._scheduler.requests:
-            self._end(request, reason)
+        for seat in self._scheduler.seats:
+            self._end(seat, reason)
 
     def cancel_all(self) -> None:
         """End all requests after this round, and let none begin. Any thread may call this."""
@@ -148,82 +148,86 @@ class BatchLoop:
 
     def fail(self, error: Exception) -> None:
         """End all requests with an error."""
-        for request in self._scheduler.requests:
-            self._fail(request, error)
+        for seat in self._scheduler.seats:
+            self._fail(seat, error)
 
     def _drop_cancelled(self) -> None:
-        for request in self._scheduler.requests:
-            if reason := request.reader.cancelled or ("cancelled" if self._cancelled else None):
+        for seat in self._scheduler.seats:
+            if reason := seat.request.reader.cancelled or ("cancelled" if self._cancelled else None):
                 self.metrics.cancelled += 1
-                self._end(request, reason)
+                self._end(seat, reason)
 
     def _admit(self) -> None:
+        """Begin the requests that have got a place, and those that no longer wait for the prompt of another one."""
         admitted = self._scheduler.admit()
-        running_requests = self._scheduler.running
-        pending_requests = [request for request in running_requests if request.waits or request in admitted]
-        for index, request in enumerate(pending_requests):
+        running_seats = self._scheduler.running
+        held_seats = [seat for seat in running_seats if seat.status is Status.HELD]
+        for index, seat in enumerate(held_seats):
             try:
-                if request in admitted:
-                    request.begin()
-                    self._loop.open(request)
-                sharing_requests = [peer for peer in running_requests if peer.ids]
-                self._loop.begin(request, batch=len(running_requests), running=sharing_requests)
+                if seat in admitted:
+                    seat.request.begin()
+                    self._loop.open(seat.request)
+                sharing_requests = [peer.request for peer in running_seats if peer.request.shared_prefix]
+                restored = self._loop.begin(seat.request, batch=len(running_seats), running=sharing_requests)
+                if isinstance(restored, Restored):
+                    seat.begin()
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
-                    self._make_room(self._scheduler.put_back(pending_requests[index:]))
+                    self._make_room(self._scheduler.put_back(held_seats[index:]))
                     return
-                self._fail(request, error)
+                self._fail(seat, error)
 
-    def _advance(self, running: Sequence[Request]) -> None:
+    def _advance(self, seats: Sequence[Seat]) -> None:
         """Run one round: choose parts of prompts, advance the requests, publish what they wrote, and learn from it."""
-        writing_requests = [request for request in running if not request.unread]
-        reading_requests = [
-            request for request in self._scheduler.by_turns(running) if request.unread and not request.waits
-        ]
-        prompt_parts = choose_parts(
-            reading_requests, len(writing_requests), self._controller.prices, self._max_token_gap
-        )
-        if not writing_requests and not prompt_parts:
+        for seat in seats:
+            seat.note_progress()
+        writing_seats = [seat for seat in seats if seat.status is Status.WRITING]
+        reading_seats = [seat for seat in seats if seat.status is Status.READING]
+        prompts = [seat.request for seat in self._scheduler.by_turns(reading_seats)]
+        prompt_parts = choose_parts(prompts, len(writing_seats), self._controller.prices, self._max_token_gap)
+        if not writing_seats and not prompt_parts:
             return
-        advance = self._loop.step(writing_requests, prompt_parts)
+        requests = [seat.request for seat in writing_seats]
+        advance = self._loop.step(requests, prompt_parts)
         self.metrics.drafter_failures += advance.drafts.failure is not None
-        committed = sum(map(self._publish, writing_requests, advance.turns))
+        committed = sum(map(self._publish, writing_seats, advance.rounds))
         advance.clock.lap("publish")
         self._scheduler.charge(advance.clock.total)
-        self._learn(writing_requests, prompt_parts, advance, committed)
+        self._learn(requests, prompt_parts, advance, committed)
         del advance  # else an error in it and this frame would keep each other alive
 
-    def _publish(self, request: Request, turn: Round | Exception) -> int:
+    def _publish(self, seat: Seat, text_round: TextRound | Exception) -> int:
         """Give the result of a round to the request's reader, and return how many tokens were committed."""
+        request = seat.request
         try:
-            if isinstance(turn, Exception):
-                raise turn
-            token_count = len(request.tokens) - turn.committed
-            request.record(turn)
-            self.metrics.count(turn)
-            if token_count == request.prompt_length:
-                self.metrics.prompt_tokens += request.prompt_length
+            if isinstance(text_round, Exception):
+                raise text_round
+            token_count = len(request.tokens) - text_round.committed
+            request.record(text_round)
+            self.metrics.count(text_round)
+            if token_count == len(request.task.prompt):
+                self.metrics.prompt_tokens += token_count
                 self.metrics.reused_tokens += request.metrics.reused_tokens
-            if request.finish_reason:
-                self._finish(request)
+            if request.text.finish_reason:
+                self._finish(seat)
             request.publish(token_count)
-            return turn.committed
+            return text_round.committed
         except Exception as error:
             if is_out_of_memory(error) and self._has_room_to_make:
-                self._make_room(self._scheduler.put_back([request]))  # its KV cache may be ahead of its tokens
+                self._make_room(self._scheduler.put_back([seat]))  # its KV cache may be ahead of its tokens
             else:
-                self._fail(request, error)
+                self._fail(seat, error)
             return 0
         finally:
-            del turn  # as in `_advance`
+            del text_round  # as in `_advance`
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, seat: Seat) -> None:
         """Keep what later texts can use of a finished one; if that fails, the text is not affected."""
-        self._scheduler.remove(request)
+        self._scheduler.remove(seat)
         self.metrics.finished += 1
         try:
-            self._loop.prefixes.keep(request)
-            self._remember(request)
+            self._loop.prefixes.store(seat.request)
+            self._remember(seat.request)
         except Exception:
             logger.warning("a finished text was not kept for later ones", exc_info=True)
 
@@ -237,9 +241,9 @@ class BatchLoop:
         drafts = advance.drafts
         clock = advance.clock
         controller = self._controller
-        turn = Round(
+        engine_round = EngineRound(
             committed=committed,
-            accepted=sum(turn.accepted for turn in advance.turns if isinstance(turn, Round)),
+            accepted=sum(text_round.accepted for text_round in advance.rounds if isinstance(text_round, TextRound)),
             nodes=sum(tree.size for tree in drafts.trees),
             levels=max((tree.levels for tree in drafts.trees), default=0),
             draft_passes=sum(len(widths) for _, widths in drafts.groups),
@@ -252,41 +256,52 @@ class BatchLoop:
             expected=drafts.expected if drafts.groups else None,
             reason=drafts.reason,
         )
-        self.metrics.record(turn)
-        text_ended = any(request.finish_reason for request in writing)
-        rest_seconds = None if parts or text_ended else turn.seconds - turn.target_seconds - turn.draft_seconds
+        self.metrics.record(engine_round)
+        text_ended = any(request.text.finish_reason for request in writing)
+        rest_seconds = (
+            None
+            if parts or text_ended
+            else engine_round.seconds - engine_round.target_seconds - engine_round.draft_seconds
+        )
         groups = drafts.groups if drafts.failure is None else []  # the level that failed took time, too
-        controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest_seconds, groups)
+        controller.prices.observe(
+            engine_round.batch,
+            engine_round.rows,
+            engine_round.target_seconds,
+            engine_round.draft_seconds,
+            rest_seconds,
+            groups,
+        )
         if parts or not writing or drafts.failure is not None or (text_ended and not groups):
             return  # the last round of a text, which drafts nothing, is no plain round to compare others with
-        controller.learn(turn.batch, turn.rows, committed, groups, drafts.expected)
+        controller.learn(engine_round.batch, engine_round.rows, committed, groups, drafts.expected)
         if groups:
-            self.metrics.predicted_gain = controller.predicted_gain(turn.batch)
-            self.metrics.measured_gain = controller.gain(turn.batch)
+            self.metrics.predicted_gain = controller.predicted_gain(engine_round.batch)
+            self.metrics.measured_gain = controller.gain(engine_round.batch)
 
-    def _end(self, request: Request, reason: str) -> None:
+    def _end(self, seat: Seat, reason: str) -> None:
         """End a request with its text so far, and give that to its reader."""
-        self._scheduler.remove(request)
-        request.end(reason)
-        request.publish(len(request.tokens))
+        self._scheduler.remove(seat)
+        seat.request.end(reason)
+        seat.request.publish(len(seat.request.tokens))
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, seat: Seat, error: Exception) -> None:
         """End a request with an error, and give that to its reader."""
-        self._scheduler.remove(request)
+        self._scheduler.remove(seat)
         self.metrics.failed += 1
-        request.reader.end(error)
+        seat.request.reader.end(error)
 
     def _advance_one_by_one(self) -> None:
         """Advance each request by a round of its own, after an error in the round of all."""
         self._drop_drafted()
-        for request in list(self._scheduler.running):
+        for seat in list(self._scheduler.running):
             try:
-                self._advance([request])
+                self._advance([seat])
             except Exception as error:
                 if is_out_of_memory(error):
                     self._relieve(error)
                     return
-                self._fail(request, error)
+                self._fail(seat, error)
 
     @property
     def _has_room_to_make(self) -> bool:
@@ -299,14 +314,14 @@ class BatchLoop:
             self._drop_drafted()
             self._make_room(self._scheduler.halve())
         else:
-            for request in list(self._scheduler.running):
-                self._fail(request, error)
+            for seat in list(self._scheduler.running):
+                self._fail(seat, error)
 
-    def _make_room(self, waiting: Sequence[Request]) -> None:
+    def _make_room(self, waiting: Sequence[Seat]) -> None:
         """Drop kept beginnings of texts and the rows of requests that wait again, whose tokens are then read again."""
         self._loop.prefixes.clear()
-        for request in waiting:
-            self._loop.close(request)
+        for seat in waiting:
+            self._loop.close(seat.request)
         self.metrics.preempted = self._scheduler.preempted
         if self._loop.target.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -315,8 +330,8 @@ class BatchLoop:
 
     def _drop_drafted(self) -> None:
         """Drop uncommitted rows that a failed pass may have left in the KV caches."""
-        for request in self._scheduler.running:
-            request.cache.commit([])
+        for seat in self._scheduler.running:
+            seat.request.cache.commit([])
 
 
 def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_token_gap: float) -> list[PromptPart]:

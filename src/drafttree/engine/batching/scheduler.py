@@ -2,12 +2,15 @@
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
+from operator import attrgetter
 
+from drafttree.engine.batching.seat import Seat
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.request import Request
 
 REGAIN_ROUNDS = 256
 """Rounds after which a batch that shrank because memory ran out may grow by one request again."""
+BY_ARRIVAL = attrgetter("order")
 
 
 class Scheduler:
@@ -35,44 +38,49 @@ class Scheduler:
     """
 
     def __init__(self, max_batch: int, memory: KVMemory) -> None:
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[Seat] = deque()
+        self.running: list[Seat] = []
         self.preempted = 0
-        self._most = self._room = max_batch
-        self._calm = 0
-        self._newest = 0
+        self._max_batch = max_batch
+        self._room = max_batch
+        self._calm_rounds = 0
+        self._arrived = 0
+        self._newest_turn = 0
         self._share = 0.0
         self._settled = False
-        self._unread: set[Request] = set()
+        self._unread: set[Seat] = set()
         self._memory = memory
 
     @property
-    def requests(self) -> list[Request]:
+    def seats(self) -> list[Seat]:
         """All requests, the running ones first."""
         return [*self.running, *self.waiting]
 
     @property
-    def in_round(self) -> list[Request]:
+    def in_round(self) -> list[Seat]:
         """The running requests that take part in the next round; all of them if each has exceeded its share."""
-        return [request for request in self.running if request.overtime <= self._share] or self.running
+        return [seat for seat in self.running if seat.overtime <= self._share] or self.running
 
     @property
-    def paused(self) -> list[Request]:
+    def paused(self) -> list[Seat]:
         """The waiting requests that have begun, and keep their rows."""
-        return [request for request in self.waiting if request.holds_rows]
+        return [seat for seat in self.waiting if seat.holds_rows]
 
     @property
     def ready(self) -> bool:
         """Whether a round would do anything; it would not if all requests pause until their texts are read."""
         return bool(self.running) or not self._settled or self._full() != self._unread
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> Seat:
         """Queue a request."""
-        request.turn = self._newest = max(self._newest, request.order)
-        self.waiting.append(request)
+        self._newest_turn = max(self._newest_turn, self._arrived)
+        seat = Seat(request, self._arrived, self._newest_turn)
+        self._arrived += 1
+        self.waiting.append(seat)
         self._settled = False
+        return seat
 
-    def pause_unread(self) -> list[Request]:
+    def pause_unread(self) -> list[Seat]:
         """Pause the texts whose readers take no more for now.
 
         Returns:
@@ -81,16 +89,16 @@ class Scheduler:
         if (unread := self._full()) != self._unread:
             self._unread = unread
             self._settled = False
-        for request in unread.intersection(self.running):
-            self._pause(request)
-        released_requests = []
-        paused_requests = sorted(unread.intersection(self.paused), key=lambda request: request.order)
-        while paused_requests and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
-            released_requests.append(paused_requests.pop())
-            self._release(released_requests[-1])
-        return released_requests
+        for seat in unread.intersection(self.running):
+            self._pause(seat)
+        released_seats = []
+        paused_seats = sorted(unread.intersection(self.paused), key=BY_ARRIVAL)
+        while paused_seats and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
+            released_seats.append(paused_seats.pop())
+            self._release(released_seats[-1])
+        return released_seats
 
-    def admit(self) -> list[Request]:
+    def admit(self) -> list[Seat]:
         """Let waiting requests run as far as there is room.
 
         Returns:
@@ -99,15 +107,17 @@ class Scheduler:
         self._regain()
         admitted = []
         while not self._settled:
-            request = self._next()
-            if request is None or not self._make_place(request):
+            seat = self._next()
+            if seat is None or not self._make_place(seat):
                 self._settled = True
                 break
-            self.waiting.remove(request)
-            self.running.append(request)
-            if not request.holds_rows:
-                self._begin(request)
-                admitted.append(request)
+            self.waiting.remove(seat)
+            self.running.append(seat)
+            if not seat.holds_rows:
+                self._memory.reserved += seat.rows
+                self._send_back(seat.group)
+                admitted.append(seat)
+            seat.admit()
         return admitted
 
     def charge(self, seconds: float) -> None:
@@ -117,101 +127,106 @@ class Scheduler:
             seconds: the time of the whole round.
         """
         self._share = seconds / max(len(self.running), 1)
-        for request in self.running:
-            excess_seconds = request.constraints.seconds - self._share
-            request.overtime = max(request.overtime + excess_seconds, 0.0)
-            request.constraints.seconds = 0.0
+        for seat in self.running:
+            seat.charge(self._share)
 
-    def remove(self, request: Request) -> None:
-        """Remove a request from the queue or the batch, and release its rows."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        if request.holds_rows:
-            self._release(request)
-        self._settled = False
+    def remove(self, seat: Seat) -> None:
+        """Remove a request that has ended from the queue or the batch, and release its rows."""
+        self._take_out(seat)
+        seat.end()
 
-    def halve(self) -> list[Request]:
+    def halve(self) -> list[Seat]:
         """Let the younger half of the batch wait again, and limit the batch to the other half.
 
         Returns:
             The requests that gave up their rows, the oldest first; none if only one request holds rows.
         """
         remaining_count = max(len(self.running) // 2, 1)
-        return self.put_back(sorted(self.running, key=lambda request: request.order)[remaining_count:])
+        return self.put_back(sorted(self.running, key=BY_ARRIVAL)[remaining_count:])
 
-    def put_back(self, requests: Sequence[Request]) -> list[Request]:
+    def put_back(self, seats: Sequence[Seat]) -> list[Seat]:
         """Let running requests wait again, at their place in the queue, and limit the batch to those still running.
 
         Returns:
             The requests that gave up their rows, the oldest first: the given ones and all paused ones.
         """
-        waiting_requests = sorted([*requests, *self.paused], key=lambda request: request.order)
-        for request in waiting_requests:
-            self.remove(request)
-        self.waiting = deque(sorted([*waiting_requests, *self.waiting], key=lambda request: request.order))
-        self.preempted += len(waiting_requests)
+        released_seats = sorted([*seats, *self.paused], key=BY_ARRIVAL)
+        for seat in released_seats:
+            self._take_out(seat)
+            seat.give_up_rows()
+        self.waiting = deque(sorted([*released_seats, *self.waiting], key=BY_ARRIVAL))
+        self.preempted += len(released_seats)
         self._room = max(len(self.running), 1)
-        self._calm = 0
-        return waiting_requests
+        self._calm_rounds = 0
+        return released_seats
 
-    def by_turns(self, requests: Sequence[Request]) -> list[Request]:
+    def by_turns(self, seats: Sequence[Seat]) -> list[Seat]:
         """Sort requests by age, with the first of every group before the second of any group."""
         group_counts: Counter[Hashable] = Counter()
-        turns: list[tuple[int, Request]] = []
-        for request in sorted(requests, key=lambda request: request.order):
-            turns.append((group_counts[request.group], request))
-            group_counts[request.group] += 1
-        return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
+        seats_by_turn: list[tuple[int, Seat]] = []
+        for seat in sorted(seats, key=BY_ARRIVAL):
+            seats_by_turn.append((group_counts[seat.group], seat))
+            group_counts[seat.group] += 1
+        return [seat for _, seat in sorted(seats_by_turn, key=lambda turn_and_seat: turn_and_seat[0])]
 
-    def _full(self) -> set[Request]:
-        return {request for request in self.requests if request.reader.full}
+    def _full(self) -> set[Seat]:
+        return {seat for seat in self.seats if seat.request.reader.full}
 
-    def _pause(self, request: Request) -> None:
-        self.running.remove(request)
-        self.waiting = deque(sorted([request, *self.waiting], key=lambda each: each.order))
+    def _pause(self, seat: Seat) -> None:
+        self.running.remove(seat)
+        self.waiting = deque(sorted([seat, *self.waiting], key=BY_ARRIVAL))
+        seat.pause()
 
-    def _release(self, request: Request) -> None:
-        self._memory.reserved -= request.capacity
-        request.holds_rows = False
+    def _release(self, seat: Seat) -> None:
+        """Let a paused request give up its rows."""
+        self._memory.reserved -= seat.rows
+        self._settled = False
+        seat.give_up_rows()
+
+    def _take_out(self, seat: Seat) -> None:
+        """Take a request out of the queue or the batch, and release its rows."""
+        if seat in self.running:
+            self.running.remove(seat)
+        elif seat in self.waiting:
+            self.waiting.remove(seat)
+        if seat.holds_rows:
+            self._memory.reserved -= seat.rows
         self._settled = False
 
-    def _begin(self, request: Request) -> None:
-        self._memory.reserved += request.capacity
-        request.holds_rows = True
-        for waiting_request in self.waiting:
-            if waiting_request.group == request.group and not waiting_request.holds_rows:
-                waiting_request.turn = self._newest + 1
+    def _send_back(self, group: Hashable) -> None:
+        """Let all waiting requests of a group that has just begun one go behind those of other groups."""
+        for seat in self.waiting:
+            if seat.group == group and not seat.holds_rows:
+                seat.wait_until(self._newest_turn + 1)
 
-    def _next(self) -> Request | None:
+    def _next(self) -> Seat | None:
         """The request whose turn it is, or a paused one if there is not enough memory for that yet."""
-        request = self._first(self.waiting)
-        return self._first(self.paused) if self._lacks_rows(request) else request
+        seat = self._first(self.waiting)
+        return self._first(self.paused) if self._lacks_rows(seat) else seat
 
-    def _first(self, requests: Iterable[Request]) -> Request | None:
+    def _first(self, seats: Iterable[Seat]) -> Seat | None:
         """The request whose turn it is, among those whose readers take more."""
-        at_once = Counter(request.group for request in self.running)
-        candidates = (request for request in requests if request not in self._unread)
-        return min(candidates, key=lambda request: (at_once[request.group], request.turn, request.order), default=None)
+        at_once = Counter(seat.group for seat in self.running)
+        candidates = (seat for seat in seats if seat not in self._unread)
+        return min(candidates, key=lambda seat: (at_once[seat.group], seat.turn, seat.order), default=None)
 
-    def _lacks_rows(self, request: Request | None) -> bool:
-        return not (request is None or request.holds_rows or self._memory.fits(request.capacity))
+    def _lacks_rows(self, seat: Seat | None) -> bool:
+        return not (seat is None or seat.holds_rows or self._memory.fits(seat.rows))
 
-    def _make_place(self, request: Request) -> bool:
+    def _make_place(self, seat: Seat) -> bool:
         """Whether a request may run; pauses another one if it must."""
         if len(self.running) < self._room:
             return True
-        at_once = Counter(running_request.group for running_request in self.running)
-        youngest = max(self.running, key=lambda each: (at_once[each.group], each.order))
-        if at_once[youngest.group] < at_once[request.group] + 2:
+        at_once = Counter(running_seat.group for running_seat in self.running)
+        youngest = max(self.running, key=lambda running_seat: (at_once[running_seat.group], running_seat.order))
+        if at_once[youngest.group] < at_once[seat.group] + 2:
             return False
         self._pause(youngest)
         return True
 
     def _regain(self) -> None:
-        self._calm += 1
-        if self._room < self._most and self._calm >= REGAIN_ROUNDS:
+        self._calm_rounds += 1
+        if self._room < self._max_batch and self._calm_rounds >= REGAIN_ROUNDS:
             self._room += 1
-            self._calm = 0
+            self._calm_rounds = 0
             self._settled = False

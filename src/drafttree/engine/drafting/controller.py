@@ -16,11 +16,11 @@ from operator import le
 from drafttree.core.cost_curve import Costs
 from drafttree.core.tree import DraftTree, GrowingTree, Proposal
 from drafttree.drafters.base import Session
-from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.acceptance import Acceptance
+from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.prices import MEMORY, UNKNOWN, Prices, bucket
+from drafttree.engine.drafting.tree_growth import Limits
 from drafttree.engine.drafting.value import best_count, best_shape, best_width
-from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
 
 LOST, RETRY, GAINED = 2.0, 0.5, 4.0
@@ -492,7 +492,7 @@ class _Selected:
         self._costs = controller.costs(batch, rows)
         self.chances: list[list[float]] = [[0.0] for _ in acceptance]
 
-    def expand(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
+    def choose_frontier(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
         for acceptance, text, text_chances in zip(self._acceptance, texts, self.chances, strict=True):
             acceptance.chances(text, text_chances)
         leaves = sorted(
@@ -514,7 +514,7 @@ class _Selected:
             frontiers[text_index].append(node)
         return [sorted(nodes) for nodes in frontiers]
 
-    def children(self, texts: Sequence[GrowingTree], depth: int) -> None:
+    def max_children(self, texts: Sequence[GrowingTree], depth: int) -> None:
         """No limit: nodes that are not worth their rows are cut from the finished trees."""
 
 
@@ -537,7 +537,7 @@ class _Drawn:
         self._places: list[list[float]] = [[0.0] for _ in range(texts)]  # log-probabilities of acceptance by places
         self.chances = [None] * texts
 
-    def expand(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
+    def choose_frontier(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
         rates = [math.log(rate) for rate in self._acceptance.places(depth, MORE_NODES)]
         for text, text_chances in zip(texts, self._places, strict=True):
             previous_parent = -1
@@ -554,7 +554,7 @@ class _Drawn:
             for text, text_chances in zip(texts, self._places, strict=True)
         ]
 
-    def children(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
+    def max_children(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
         rates = [math.log(rate) for rate in self._acceptance.places(depth, MORE_NODES)]
         return [
             [sum(text_chances[node] + rate >= self._floor for rate in rates) for node in text.frontier]

@@ -20,12 +20,12 @@ import torch
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine.drafting.prices import UNKNOWN, CostFile, KeptCosts, Prices
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.models import Model, Segment, TreeCache, prefill
 from drafttree.models.segment import causal
 from drafttree.policies import Auto, Chain, TreePolicy
 
-Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
+Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[TextRound]]
 SIZES = (1, 8, 64, 4, 16, 2, 32)
 """Nodes of the passes to measure, in the order in which that is done while there is time."""
 CONTEXT = 16
@@ -111,7 +111,7 @@ class MeasuredCosts:
         self._seen = 0
         self._told = False
 
-    def watch(self, rounds: Sequence[Round]) -> None:
+    def watch(self, rounds: Sequence[TextRound]) -> None:
         """Correct the curve by the rounds of a text that has ended, and the file too if it is wrong by `WRONG_BY`."""
         watched_rounds = rounds[1:]  # the first one also reads what the prompt has left
         self._prices.observe_text(watched_rounds)
@@ -126,12 +126,12 @@ class MeasuredCosts:
             self._told = True
 
 
-def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool:
+def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[TextRound]) -> bool:
     """Whether the cost of any of these rounds, relative to a plain round, differs between two curves by `WRONG_BY`.
 
     Only ratios of costs decide anything, so a curve is not wrong because the whole machine has become slower or faster.
     """
-    shapes = {(turn.nodes, turn.widths, turn.source) for turn in rounds}
+    shapes = {(text_round.nodes, text_round.widths, text_round.source) for text_round in rounds}
     return any(
         abs(found.round(*shape) / found.plain_round / (curve.round(*shape) / curve.plain_round) - 1) > WRONG_BY
         for shape in shapes
@@ -148,7 +148,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
         target: the target whose passes are timed.
         drafter: the drafter whose passes are timed; if it has several models, each of them too.
         rounds: called with a drafter (None for plain decoding), a policy, a prompt and the most tokens to generate, it
-            yields a `Round` at a time. It must give `TRIAL_COSTS` to a policy that uses costs.
+            yields a `TextRound` at a time. It must give `TRIAL_COSTS` to a policy that uses costs.
     """
     deadline = time.perf_counter() + LONGEST_WAIT
     prompt, max_tokens = _trial_text(target, drafter)
@@ -218,7 +218,7 @@ def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, floa
     return time_passes(target, sizes, 1, REPEATS, PASS_SECONDS, min)
 
 
-def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
+def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[TextRound]]) -> Costs:
     """The costs of target passes in rounds, where a pass that follows draft passes is slower than one alone.
 
     Args:
@@ -229,8 +229,8 @@ def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
         return alone
     slowdowns = dict[float, float]()
     for sample in kinds:
-        nodes = median(turn.nodes for turn in sample)
-        slowdowns[nodes] = median(turn.target_seconds / alone.at(turn.nodes) for turn in sample)
+        nodes = median(text_round.nodes for text_round in sample)
+        slowdowns[nodes] = median(text_round.target_seconds / alone.at(text_round.nodes) for text_round in sample)
     costs = dict[int, float]()
     for size, cost in zip(alone.sizes, alone.costs, strict=True):
         nearest = min(slowdowns, key=lambda nodes: abs(nodes - size))
@@ -238,31 +238,32 @@ def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
     return Costs.of(costs)
 
 
-def _draft_costs(rounds: Mapping[Trial, list[Round]], estimate: DraftCosts) -> DraftCosts:
+def _draft_costs(rounds: Mapping[Trial, list[TextRound]], estimate: DraftCosts) -> DraftCosts:
     """The costs of draft passes, growth included, by rounds of one level, of several, and of several wide ones.
 
     If one of these trials was left out, the rounds of the others tell by which factor the estimate is wrong.
     """
     if not all(rounds.values()):
         factors = [
-            turn.drafting_seconds / by_estimate
+            text_round.drafting_seconds / by_estimate
             for sample in rounds.values()
-            for turn in sample
-            if turn.widths and (by_estimate := estimate.first + sum(map(estimate.later.at, turn.widths[1:])))
+            for text_round in sample
+            if text_round.widths
+            and (by_estimate := estimate.first + sum(map(estimate.later.at, text_round.widths[1:])))
         ]
         factor = median(factors) if factors else 1.0
         level_seconds = {
             size: factor * cost for size, cost in zip(estimate.later.sizes, estimate.later.costs, strict=True)
         }
         return DraftCosts(factor * estimate.first, Costs.of(level_seconds))
-    seconds = [turn.drafting_seconds for turn in rounds[CHAIN_OF_1] if turn.widths]
+    seconds = [text_round.drafting_seconds for text_round in rounds[CHAIN_OF_1] if text_round.widths]
     first_seconds = median(seconds) if seconds else 0.0
     level_seconds = _each(rounds[CHAIN_OF_3], first_seconds, lambda width: 1)
     node = _each(rounds[WIDE_LEVELS], first_seconds, lambda width: width - 1, level_seconds)
     return DraftCosts(first_seconds, Costs.of({1: level_seconds, WIDE: level_seconds + (WIDE - 1) * node}))
 
 
-def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
+def _each(rounds: list[TextRound], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
     """Median extra seconds per counted item in draft levels after the first; 0 if there was no item.
 
     Args:
@@ -272,9 +273,9 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
         level: seconds of a level without items.
     """
     increments = [
-        (turn.drafting_seconds - first - level * len(turn.widths[1:])) / divisor
-        for turn in rounds
-        if (divisor := sum(map(count, turn.widths[1:])))
+        (text_round.drafting_seconds - first - level * len(text_round.widths[1:])) / divisor
+        for text_round in rounds
+        if (divisor := sum(map(count, text_round.widths[1:])))
     ]
     return max(median(increments), 0.0) if increments else 0.0
 
@@ -288,9 +289,9 @@ class _TrialRounds(NamedTuple):
         whole: by trial, the rounds of the whole drafter.
     """
 
-    plain: list[Round]
-    by_source: list[dict[Trial, list[Round]]]
-    whole: dict[Trial, list[Round]]
+    plain: list[TextRound]
+    by_source: list[dict[Trial, list[TextRound]]]
+    whole: dict[Trial, list[TextRound]]
 
 
 def _curve_of(rounds: _TrialRounds, pass_costs: Costs, estimate: CostCurve) -> CostCurve:
@@ -303,9 +304,13 @@ def _curve_of(rounds: _TrialRounds, pass_costs: Costs, estimate: CostCurve) -> C
     """
     chain_rounds = rounds.whole[CHAIN_OF_3]
     wide_rounds = rounds.whole[WIDE_LEVELS]
-    turns = chain_rounds + wide_rounds
-    plain_overhead = median(turn.outside_seconds for turn in rounds.plain) if rounds.plain else 0.0
-    overhead = median(turn.outside_seconds - turn.growth_seconds for turn in turns) if turns else plain_overhead
+    text_rounds = chain_rounds + wide_rounds
+    plain_overhead = median(text_round.outside_seconds for text_round in rounds.plain) if rounds.plain else 0.0
+    overhead = (
+        median(text_round.outside_seconds - text_round.growth_seconds for text_round in text_rounds)
+        if text_rounds
+        else plain_overhead
+    )
     return CostCurve(
         target=_behind_drafts(pass_costs, [*filter(None, (rounds.plain, chain_rounds, wide_rounds))]),
         draft=tuple(starmap(_draft_costs, zip(rounds.by_source, estimate.draft, strict=True))),
@@ -343,9 +348,9 @@ class _Trials:
         sources = sources_of(drafter)
         mixed = len(sources) > 1
         self.runs_left = 1 + (len(TRIALS) - 1) * (len(sources) + mixed)
-        plain_rounds: list[Round] = []
-        by_source: list[dict[Trial, list[Round]]] = [{} for _ in sources]
-        drafter_rounds: dict[Trial, list[Round]] = {}
+        plain_rounds: list[TextRound] = []
+        by_source: list[dict[Trial, list[TextRound]]] = [{} for _ in sources]
+        drafter_rounds: dict[Trial, list[TextRound]] = {}
         for trial in TRIALS:
             if trial is PLAIN:
                 plain_rounds = self.run(None, trial, 0)
@@ -355,7 +360,7 @@ class _Trials:
             drafter_rounds[trial] = self.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
         return _TrialRounds(plain_rounds, by_source, drafter_rounds)
 
-    def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[Round]:
+    def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[TextRound]:
         """Run a trial, and return its rounds without the first, in which the drafter reads the rest of the prompt.
 
         Args:
@@ -378,12 +383,12 @@ class _Trials:
             self.left_out += 1
             return []
         end = start + min(ROUND_SECONDS, time_left)
-        turns = []
-        for turn in islice(self._rounds(drafter, trial.policy, self._prompt, self._length), REPEATS + 1):
-            turns.append(turn)
-            if time.perf_counter() > end and len(turns) >= FEWEST_ROUNDS:
+        text_rounds = []
+        for text_round in islice(self._rounds(drafter, trial.policy, self._prompt, self._length), REPEATS + 1):
+            text_rounds.append(text_round)
+            if time.perf_counter() > end and len(text_rounds) >= FEWEST_ROUNDS:
                 break
-        return turns[1:] or turns
+        return text_rounds[1:] or text_rounds
 
 
 def _time_first_pass(model: Model) -> float:
@@ -401,7 +406,7 @@ def time_passes(
     seconds: float | None = None,
     typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[int, float]:
-    """Time target passes over chains of several sizes in turn, after one of each to warm up.
+    """Time target passes over chains of several sizes in text_round, after one of each to warm up.
 
     Args:
         model: the target.

@@ -21,7 +21,7 @@ from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts, parse_cost_c
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Drafter
 from drafttree.engine.drafting.disk_cache import read_cached, write_cached
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.models import Model, TargetModel
 from drafttree.models.module.released import shapes
 
@@ -262,12 +262,18 @@ class Prices:
         if rest is not None:
             self._rest[bool(drafted)].observe(batch, rest)
 
-    def observe_text(self, rounds: Sequence[Round]) -> None:
+    def observe_text(self, rounds: Sequence[TextRound]) -> None:
         """Correct the costs by rounds of a text that was written alone."""
-        for turn in rounds:
-            growth, groups = (turn.growth_seconds, [(turn.source, turn.widths)]) if turn.widths else (0.0, [])
-            rest_seconds = turn.outside_seconds - growth
-            self.observe(1, turn.nodes, turn.target_seconds, turn.drafting_seconds, rest_seconds, groups)
+        for text_round in rounds:
+            growth, groups = (
+                (text_round.growth_seconds, [(text_round.source, text_round.widths)])
+                if text_round.widths
+                else (0.0, [])
+            )
+            rest_seconds = text_round.outside_seconds - growth
+            self.observe(
+                1, text_round.nodes, text_round.target_seconds, text_round.drafting_seconds, rest_seconds, groups
+            )
 
     def curve(self) -> CostCurve:
         """The curve of rounds of one text, as corrected; what no round has shown is scaled as target passes are."""

@@ -144,9 +144,13 @@ class _LevelRow(NamedTuple):
 
 
 class GrowthRecord(GrowthObserver):
-    """Records how one tree grows; it is read after the round, so that the round's time does not include it."""
+    """Records how the tree of a round grows; it is read after the round, so that its time does not include that."""
 
     def __init__(self) -> None:
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget the tree of the last round."""
         self._guided = list[tuple[Tensor, Tensor]]()
         self._kept = list[tuple[Sequence[int], Layer, Array]]()
         self._joined = list[tuple[Array, Array]]()

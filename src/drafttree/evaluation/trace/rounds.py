@@ -7,15 +7,15 @@ from torch import Tensor
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.detokenizer import Tokenizer
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.engine.request import Request
 from drafttree.evaluation.trace.growth import Grown
 from drafttree.evaluation.trace.trace import Outcome, TracedNode, TracedRound
+from drafttree.text.detokenizer import Tokenizer
 
 
 def read_round(
-    grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round
+    grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
 ) -> TracedRound:
     """The data of a round, without the texts of its tokens.
 
@@ -24,17 +24,17 @@ def read_round(
     nodes, bonus = _renumbered(grown)
     _set_outcomes(nodes[: tree.size], verdict.path)
     scored_nodes = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
-    _set_target_probabilities(scored_nodes, logits, request.verifier.sampling)
+    _set_target_probabilities(scored_nodes, logits, request.task.verifier.sampling)
     return TracedRound(
         nodes=nodes,
         size=tree.size,
         path=verdict.path,
         bonus=bonus,
-        committed=turn.committed,
-        accepted=turn.accepted,
+        committed=text_round.committed,
+        accepted=text_round.accepted,
         cut={rule.value: count for rule, count in grown.counts.items()},
         widths=[*tree.widths],
-        seconds=phases(turn),
+        seconds=phases(text_round),
     )
 
 
@@ -70,7 +70,7 @@ def _set_target_probabilities(nodes: Sequence[TracedNode], logits: Tensor, sampl
         node.target = probability
 
 
-def phases(cost: Round) -> dict[str, float]:
+def phases(cost: TextRound) -> dict[str, float]:
     """Seconds of a round by phase, see `PHASES`; on a GPU, passes overlap with the other phases."""
     seconds = {
         "draft": cost.draft_seconds,
@@ -104,12 +104,12 @@ class TokenTexts:
             self._known[before, token] = self._piece(before, token)
         return self._known[before, token]
 
-    def fill(self, turn: TracedRound, before: int | None) -> TracedRound:
+    def fill(self, traced_round: TracedRound, before: int | None) -> TracedRound:
         """Fill in the texts of a round and return it; `before` is the token before its root, None if there is none."""
-        for node in (*turn.nodes, turn.bonus):
-            parent_token = before if node.parent < 0 else turn.nodes[node.parent].token
+        for node in (*traced_round.nodes, traced_round.bonus):
+            parent_token = before if node.parent < 0 else traced_round.nodes[node.parent].token
             node.text = self.piece(parent_token, node.token)
-        return turn
+        return traced_round
 
     def _piece(self, before: int | None, token: int) -> str:
         if self._tokenizer is None:

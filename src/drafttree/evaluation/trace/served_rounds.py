@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.engine.request import Request, RoundObserver
 from drafttree.evaluation.trace.growth import Grown
 from drafttree.evaluation.trace.rounds import TokenTexts, read_round
@@ -25,7 +25,7 @@ class ServedRound(NamedTuple):
     """
 
     traced: TracedRound
-    cost: Round
+    cost: TextRound
     reason: str | None
     before: int | None
 
@@ -45,10 +45,12 @@ class TracingObserver(RoundObserver):
         self._grown = grown
         self._reason = reason
 
-    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
-        traced = read_round(Grown.of_tree(self._grown, tree, verdict), request, tree, logits, verdict, turn)
-        root = len(request.tokens) - turn.committed - 1
-        self._seen.append(ServedRound(traced, turn, self._reason, request.tokens[root - 1] if root else None))
+    def settled(
+        self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
+    ) -> None:
+        traced = read_round(Grown.of_tree(self._grown, tree, verdict), request, tree, logits, verdict, text_round)
+        root = len(request.tokens) - text_round.committed - 1
+        self._seen.append(ServedRound(traced, text_round, self._reason, request.tokens[root - 1] if root else None))
 
     def take(self) -> ServedRound | None:
         """Take out the oldest round, None if there is none; another thread than the engine's may call this."""

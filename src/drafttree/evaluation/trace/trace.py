@@ -150,9 +150,9 @@ class Trace:
     def acceptance(self) -> list[AcceptanceCell]:
         """Acceptance for every drafted depth and rank."""
         counts: dict[tuple[int, int], Counter[str]] = {}
-        for turn in self.rounds:
-            for node in turn.nodes[1 : turn.size]:
-                judged = turn.nodes[node.parent].outcome in (Outcome.ROOT, Outcome.ACCEPTED)
+        for traced_round in self.rounds:
+            for node in traced_round.nodes[1 : traced_round.size]:
+                judged = traced_round.nodes[node.parent].outcome in (Outcome.ROOT, Outcome.ACCEPTED)
                 cell = counts.setdefault((node.depth, node.rank), Counter())
                 cell.update(drafted=1, judged=judged, accepted=node.outcome is Outcome.ACCEPTED)
         return [
@@ -163,12 +163,12 @@ class Trace:
     @property
     def cut(self) -> dict[str, int]:
         """By rule, the number of candidates that it cut in all rounds."""
-        return dict(sum((Counter(turn.cut) for turn in self.rounds), Counter()))
+        return dict(sum((Counter(traced_round.cut) for traced_round in self.rounds), Counter()))
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, in all rounds."""
-        return {phase: sum(turn.seconds[phase] for turn in self.rounds) for phase in PHASES}
+        return {phase: sum(traced_round.seconds[phase] for traced_round in self.rounds) for phase in PHASES}
 
     def to_json(self) -> str:
         """The trace as one line of JSON, with text and acceptance by depth and rank."""

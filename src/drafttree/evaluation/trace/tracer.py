@@ -10,14 +10,14 @@ from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.generation_options import GenerationOptions
-from drafttree.engine.metrics import Round
-from drafttree.engine.prompt import Prompt
-from drafttree.engine.request import Request, RoundObserver
+from drafttree.engine.metrics import TextRound
+from drafttree.engine.request import Request, RequestContext, RoundObserver
 from drafttree.evaluation.trace.growth import GrowthRecord
 from drafttree.evaluation.trace.rounds import TokenTexts, read_round
 from drafttree.evaluation.trace.trace import Trace, TracedRound
 from drafttree.loading import VERIFIER_CLASSES
 from drafttree.loading.names import PartNames
+from drafttree.text.prompt import Prompt
 
 
 class Tracer:
@@ -37,7 +37,9 @@ class Tracer:
     """
 
     def __init__(self, decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> None:
-        self.request = decoder.new_request(prompt, **options)
+        self._recorder = _RoundRecorder()
+        context = RequestContext(observer=self._recorder, growth_observer=self._recorder)
+        self.request = decoder.new_request(prompt, context, **options)
         self.rounds: list[TracedRound] = []
         self._decoder = decoder
         self._texts = TokenTexts(decoder.tokenizer)
@@ -47,22 +49,22 @@ class Tracer:
         """Write the text and yield every round after its commit; Ctrl-C in a round ends the text."""
         decoder = self._decoder
         request = self.request
-        with decoder.prefixes.keeping(request), decoder.learned.learning(request):
-            while not request.finish_reason:
+        with decoder.prefixes.storing(request), decoder.learned.learning(request):
+            while not request.text.finish_reason:
                 previous_token = request.tokens[-2] if len(request.tokens) > 1 else None
-                record = request.observer = request.growth_observer = _RoundRecord()
+                self._recorder.begin_round()
                 try:
                     decoder.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
                     return
-                self.rounds.append(self._texts.fill(record.traced(request), previous_token))
+                self.rounds.append(self._texts.fill(self._recorder.traced(request), previous_token))
                 yield self.rounds[-1]
 
     @property
     def prompt(self) -> str:
         """The prompt as text, special tokens by their name."""
-        tokens = self.request.tokens[: self.request.prompt_length]
+        tokens = self.request.tokens[: len(self.request.task.prompt)]
         if self._decoder.tokenizer is None:
             return "".join(self._texts.piece(None, token) for token in tokens).strip()
         return self._decoder.tokenizer.decode(tokens, skip_special_tokens=False)
@@ -74,7 +76,7 @@ class Tracer:
             prompt=self.prompt,
             pieces=self._pieces(generation),
             setting=self._setting,
-            sampled=self.request.verifier.proposal is not Proposal.TOP_K,
+            sampled=self.request.task.verifier.proposal is not Proposal.TOP_K,
             finish_reason=generation.finish_reason,
             rounds=list(self.rounds),
             metrics=generation.metrics.summary(),
@@ -85,38 +87,40 @@ class Tracer:
         if self._decoder.tokenizer is None:
             return [self._texts.piece(None, token) for token in generation.tokens]
         pieces = [""] * len(generation.tokens)
-        for character, token in zip(generation.text, self.request.text.origins, strict=False):
+        for character, token in zip(generation.text, self.request.text.detokenizer.origins, strict=False):
             pieces[token] += character
         return pieces
 
 
-class _RoundRecord(GrowthRecord, RoundObserver):
-    """Records a round; it is read after the round, so that the round's time does not include it."""
+class _RoundRecorder(GrowthRecord, RoundObserver):
+    """Records the latest round; it is read after the round, so that its time does not include that."""
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         """Do nothing; the growth of the tree has told more."""
 
-    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
-        self._settled = tree, logits, verdict, turn
+    def settled(
+        self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
+    ) -> None:
+        self._settled = tree, logits, verdict, text_round
 
     @torch.inference_mode()
     def traced(self, request: Request) -> TracedRound:
         """The data of the recorded round, without the texts of its tokens."""
         tree, logits, verdict, _ = self._settled
-        columns = request.verifier.sampling, logits.shape[-1]
-        grown = self.read(tree, verdict, *columns, reranks=request.policy.reranks)
+        columns = request.task.verifier.sampling, logits.shape[-1]
+        grown = self.read(tree, verdict, *columns, reranks=request.task.policy.reranks)
         return read_round(grown, request, *self._settled)
 
 
 def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
     """The setting of a text in words."""
-    sampling = request.verifier.sampling
-    names = PartNames.of(decoder)._replace(verifier=VERIFIER_CLASSES.name_of(type(request.verifier)))
+    sampling = request.task.verifier.sampling
+    names = PartNames.of(decoder)._replace(verifier=VERIFIER_CLASSES.name_of(type(request.task.verifier)))
     return {
         **names._asdict(),
         "temperature": f"{sampling.temperature:g}",
         **({} if sampling.greedy else {"seed": str(sampling.seed)}),
-        "text": request.fidelity.words,
+        "text": request.task.fidelity.words,
     }
 
 

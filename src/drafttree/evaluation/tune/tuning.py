@@ -500,7 +500,9 @@ def _warmer(
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
     """R of rounds by a cost curve: what their tokens cost in plain rounds, over what the rounds cost."""
-    total_cost = sum(costs.round(turn.nodes, turn.widths, turn.source) for turn in metrics.rounds)
+    total_cost = sum(
+        costs.round(text_round.nodes, text_round.widths, text_round.source) for text_round in metrics.rounds
+    )
     return metrics.tokens * costs.plain_round / total_cost if total_cost else 0.0
 
 

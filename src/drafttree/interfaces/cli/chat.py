@@ -58,8 +58,8 @@ def chat(
     options = shaping.to_dict()
     models.check()
 
-    from drafttree.engine.chat import turn_end
     from drafttree.interfaces.display import show_lossy
+    from drafttree.text.chat import turn_end
 
     _say("Loading " + ("embedded, a toy model of 10 M parameters" if target == "embedded" else target) + " ...")
     decoder = models.load(target)
@@ -158,15 +158,15 @@ class Conversation:
         with suppress(KeyboardInterrupt):
             for chunk in self._decoder.stream_request(request):
                 display.show_chunk(console, chunk)
-        if not request.finish_reason:
+        if not request.text.finish_reason:
             request.end("interrupted")
         print(flush=True)
-        self.messages = [*messages, {"role": "assistant", "content": request.text.text.strip()}]
+        self.messages = [*messages, {"role": "assistant", "content": request.text.detokenizer.text.strip()}]
         display.show_speed(request.generation())
 
     def _request(self, messages: list[dict[str, str]]) -> "Request":
         """The request of an answer that fits into the model's context."""
-        from drafttree.engine.chat import render_chat
+        from drafttree.text.chat import render_chat
 
         prompt = len(render_chat(messages, self._decoder.tokenizer))
         context = self._decoder.target.context

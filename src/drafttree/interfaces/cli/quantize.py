@@ -51,7 +51,7 @@ def _round(files: "ModelFiles", folder: "Int4Folder", dtype: str) -> "Seconds":
     from drafttree.loading.placement import find_placement
     from drafttree.loading.pretrained import load_model, load_tokenizer
 
-    device, torch_dtype = find_placement(files.path, dtype, "cpu")
+    device, torch_dtype = find_placement(dtype, "cpu")
     module = load_model(files, torch_dtype, device)
     tokenizer = load_tokenizer(files)
     layers: int = module.config.get_text_config().num_hidden_layers

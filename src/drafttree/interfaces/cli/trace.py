@@ -92,7 +92,7 @@ def _write(tracer: "Tracer", pace: float | None) -> None:
 
 def _write_quietly(tracer: "Tracer") -> None:
     """Generate the text with a progress bar that counts its tokens."""
-    with progress(tracer.request.remaining) as advance:
+    with progress(tracer.request.text.remaining) as advance:
         for turn in tracer.run():
             for _ in range(turn.committed):
                 advance("tokens")

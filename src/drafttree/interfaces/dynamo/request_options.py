@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drafttree.constraints import grammar
-from drafttree.constraints.refusals import FIELDS, Refused
+from drafttree.constraints.refusals import NoEffect, Refused
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.engine.decoder import Decoder
 
@@ -24,6 +24,36 @@ GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
 """Functions that make a grammar, by the names in `guided_decoding`."""
 SAME_NAME = ("temperature", "seed", "top_p", "min_p", "repetition_penalty", "ignore_eos")
 READ = {*SAME_NAME, *("top_k", "guided_decoding", "max_tokens", "stop", "stop_token_ids", "logprobs")}
+MOVES = "it counts from where the text began, which a text that moved to another worker cannot tell"
+ONE_PLACE = "a worker of drafttree reads and writes in one place; leave it out"
+NOT_TEXT = "drafttree reads text; leave it out"
+UNSUPPORTED: dict[str, Refused | NoEffect] = {
+    "presence_penalty": Refused(f"{MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
+    "frequency_penalty": Refused(f"{MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
+    "min_tokens": Refused(f"{MOVES}; leave it out", (0,)),
+    "max_thinking_tokens": Refused(f"{MOVES}; leave it out"),
+    "prompt_logprobs": Refused("the frontend has no place for them, so it can echo no prompt either; leave out echo"),
+    "n": Refused(
+        "the frontend ends a request with the first of its texts; ask once for each, with a seed of its own", (1,)
+    ),
+    "best_of": Refused("ask once for every text, with a seed of its own", (1,)),
+    "use_beam_search": Refused("a draft tree belongs to one text; leave it out"),
+    "length_penalty": Refused("it is for beam search; leave it out", (1,)),
+    "include_stop_str_in_output": Refused("texts end before their stop string; add it again"),
+    "allowed_token_ids": Refused("give guided_regex or guided_choice"),
+    "bad_words_token_ids": Refused("leave it out"),
+    "return_tokens_as_token_ids": Refused("leave it out"),
+    "multi_modal_data": Refused(NOT_TEXT),
+    "prompt_embeds": Refused(NOT_TEXT),
+    "prefill_result": Refused(ONE_PLACE),
+    "bootstrap_info": Refused(ONE_PLACE),
+    "skip_special_tokens": Refused("texts hold no special tokens; leave it out", (True,), off=False),
+    "detokenize": Refused("texts come with their tokens; leave it out", (True,), off=False),
+    "stop_token_ids_hidden": NoEffect("EOS tokens as the frontend knows them"),
+    "stop_token_ids_visible": NoEffect("EOS tokens as the frontend knows them"),
+    "formatted_prompt": NoEffect("the frontend's own"),
+}
+"""Options of the frontend that have no effect or are refused, by name."""
 
 
 def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
@@ -51,7 +81,7 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
 
 def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a request that are set, by their names."""
-    entries = FIELDS["dynamo"]
+    entries = UNSUPPORTED
     groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
     top_fields = {name: request[name] for name in entries if name in request}
     fields = {name: value for group in [*groups, top_fields] for name, value in group.items() if value is not None}

@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.prompt import Prompt
 from drafttree.evaluation.audit import Audit
 from drafttree.interfaces.server.errors import AGAIN, SHUTTING_DOWN, ServerError, shutting_down
 from drafttree.interfaces.server.metrics import ServerMetrics
+from drafttree.text.prompt import Prompt
 
 Found = TypeVar("Found")
 open_request: ContextVar["OpenRequest"] = ContextVar("open_request")

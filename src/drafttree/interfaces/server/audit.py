@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.engine.request import Request
 from drafttree.evaluation.audit import Audit
 from drafttree.interfaces.server.metrics import PREFIX
@@ -27,16 +27,18 @@ class ServedAudit(Audit):
         super().__init__()
         self._refuted = False
 
-    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+    def settled(
+        self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
+    ) -> None:
         """See `Audit`."""
-        super().settled(request, tree, logits, verdict, turn)
+        super().settled(request, tree, logits, verdict, text_round)
         if not self._refuted and self.evidence.refutes:
             self._refuted = True
             logger.error(
                 "the texts do not follow the target's distribution: after %d tokens the e-value is 10^%.1f (%s)",
                 self.evidence.tokens,
                 self.evidence.log_e_value / math.log(10),
-                request.fidelity.words,
+                request.task.fidelity.words,
             )
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from drafttree.engine.chat import turn_end
-from drafttree.engine.detokenizer import check_stop
 from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
@@ -21,6 +19,8 @@ from drafttree.interfaces.server.request import ChatRequest, FunctionDefinition
 from drafttree.interfaces.server.sampling import engine_options
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Ended, Json, Text, Texts
+from drafttree.text.chat import turn_end
+from drafttree.text.detokenizer import check_stop
 
 logger = logging.getLogger("drafttree")
 router = APIRouter(route_class=BodyRoute, prefix="/v1/chat", tags=["chat"])

@@ -7,14 +7,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttree.engine.chat import as_parts, as_text, render_chat
-from drafttree.engine.control_tokens import ControlTokens
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming
 from drafttree.interfaces.server.request import ChatRequest, CustomCall, Message, Tool, ToolCallParam
 from drafttree.interfaces.server.written_json import WrittenArguments
+from drafttree.text.chat import as_parts, as_text, render_chat
+from drafttree.text.control_tokens import ControlTokens
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"

@@ -9,9 +9,7 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Response
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from drafttree.engine.detokenizer import check_stop
 from drafttree.engine.generation import Chunk, Logprobs
-from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.fields import ListOf, fields_of, mistake
@@ -20,6 +18,8 @@ from drafttree.interfaces.server.reply import STREAMED, Completions, Described, 
 from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Json, Text, Texts
+from drafttree.text.detokenizer import check_stop
+from drafttree.text.prompt import encode
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/completions", tags=["completions"])
 MAX_PROMPTS = 256

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from drafttree.constraints.refusals import NO_THREADS
 from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
+from drafttree.interfaces.server.unsupported_fields import NO_THREADS
 
 logger = logging.getLogger("drafttree")
 request_id: ContextVar[str] = ContextVar("request_id", default="none")

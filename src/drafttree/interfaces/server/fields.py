@@ -1,6 +1,6 @@
 """Base of the pydantic models of requests, which refuse unknown fields, other types, and NaN.
 
-Fields without effect and fields that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
+Fields without effect and fields that are refused come from one table, `FIELDS` in `unsupported_fields.py`.
 """
 
 import difflib
@@ -33,8 +33,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from drafttree.constraints.json_schema import drop_nulls
-from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
+from drafttree.constraints.refusals import NoEffect
 from drafttree.interfaces.server.errors import BRANCH, LONGEST_NAME
+from drafttree.interfaces.server.unsupported_fields import FIELDS, RefusedField
 
 THOUGHT = "thought"
 """Marks a field with earlier thinking of the model, which has no effect if the chat template does not read it."""
@@ -97,7 +98,7 @@ def _known_fields(kind: type[RequestModel]) -> set[str]:
 
 def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
     """Advice on an unknown field of a part, for the error."""
-    refused_fields = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
+    refused_fields = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), RefusedField)}
     served_fields = _known_fields(kind) - refused_fields
     for name, api_names in NAMES.items():
         fields = {path.partition(".")[0]: path for path in (name, *api_names.values())}
@@ -278,23 +279,23 @@ def fields_of(part: str) -> type[RequestModel]:
         if isinstance(entry, NoEffect):
             field_type = entry.kind if entry.kind is object else entry.kind | None
             model_fields[name] = Annotated[field_type, entry], Field(None, description=entry.why)
-        elif isinstance(entry, Refused):
+        elif isinstance(entry, RefusedField):
             schema = {"enum": [None, False, *entry.neutral], "description": f"Not served: {entry.advice}."}
             check = AfterValidator(partial(_check_refused, entry))
             model_fields[name] = Annotated[object, check, WithJsonSchema(schema), entry], None
     return create_model(part, __base__=RequestModel, **model_fields)
 
 
-def _check_refused(entry: Refused, value: object) -> object:
+def _check_refused(entry: RefusedField, value: object) -> object:
     """Refuse a value unless it requests nothing."""
     if (entry.empty and value in ([], {})) or entry.accepts(value):
         return value
     raise mistake(entry.code, f"this is not served; {entry.advice}")
 
 
-def entry_of(field: FieldInfo) -> NoEffect | Refused | None:
+def entry_of(field: FieldInfo) -> NoEffect | RefusedField | None:
     """The entry of a field in `FIELDS`; None if it has none."""
-    return next((mark for mark in field.metadata if isinstance(mark, NoEffect | Refused)), None)
+    return next((mark for mark in field.metadata if isinstance(mark, NoEffect | RefusedField)), None)
 
 
 MAX_NESTING = 100

@@ -81,13 +81,13 @@ class ServerMetrics:
             nonlocal last_time, seen_rounds, has_ended
             current_time = time.perf_counter()
             metrics = handle.metrics
-            for turn in metrics.rounds[seen_rounds:]:
+            for text_round in metrics.rounds[seen_rounds:]:
                 if not seen_rounds:
                     self._first_token.observe(current_time - last_time)
                     self._queue.observe(metrics.queue_seconds)
                 else:
-                    for _ in range(turn.committed):
-                        self._next_token.observe((current_time - last_time) / turn.committed)
+                    for _ in range(text_round.committed):
+                        self._next_token.observe((current_time - last_time) / text_round.committed)
                 seen_rounds += 1
                 last_time = current_time
             if handle.done and not has_ended:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from drafttree.constraints.options import MAX_FACTOR
-from drafttree.constraints.refusals import FIELDS, ITEM_BY_ITEM, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import (
@@ -19,6 +18,7 @@ from drafttree.interfaces.server.fields import (
     mistake,
     or_text,
 )
+from drafttree.interfaces.server.unsupported_fields import FIELDS, ITEM_BY_ITEM, Clamped
 
 DEFAULT_LIMIT = 2048
 """The most tokens of a text if neither the request nor the model's generation config has a limit."""

@@ -9,7 +9,6 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
-from drafttree.engine.prompt_length import check_characters
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.errors import ServerError, blaming, shutting_down
@@ -18,6 +17,7 @@ from drafttree.interfaces.server.reply import warning
 from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
+from drafttree.text.prompt_length import check_characters
 
 router = APIRouter(route_class=BodyRoute)
 STARTED = int(time.time())

@@ -9,7 +9,6 @@ from drafttree.constraints.options import ProcessorContext
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine
-from drafttree.engine.control_tokens import control_tokens
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
@@ -25,6 +24,7 @@ from drafttree.interfaces.server.grammar import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
+from drafttree.text.control_tokens import control_tokens
 
 
 @dataclass(frozen=True)

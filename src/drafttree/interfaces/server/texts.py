@@ -160,7 +160,7 @@ class Text:
         """The number of drafted tokens of all rounds so far; each call counts only the rounds since the last one."""
         new_rounds = self.handle.metrics.rounds[self._rounds :]
         self._rounds += len(new_rounds)
-        self._drafted += sum(turn.nodes - 1 for turn in new_rounds)
+        self._drafted += sum(text_round.nodes - 1 for text_round in new_rounds)
         return self._drafted
 
     def _tokens_before(self, character: int) -> int:

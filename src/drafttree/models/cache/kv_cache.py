@@ -173,15 +173,6 @@ class TreeCache(Cache):
         """`[slots, 1, heads, capacity, width]` of each shape; see `CacheLayout`."""
         return self._buffers
 
-    @property
-    def addresses(self) -> list[int]:
-        """Three numbers for each buffer: its address, and the bytes from one slot and from one head to the next."""
-        addresses = list[int]()
-        for buffer in self._buffers:
-            slot, _, head, *_ = buffer.stride()
-            addresses += buffer.data_ptr(), slot * buffer.itemsize, head * buffer.itemsize
-        return addresses
-
     def grow(self, positions: Array) -> None:
         """Count the rows of a finished pass as drafted; `positions` are theirs, int64 `[nodes]`."""
         self.positions = np.concatenate((self.positions, positions)) if self.drafted else positions
@@ -259,7 +250,7 @@ class TreeCache(Cache):
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
         return copy
 
-    def can_resume(self, source: "TreeCache") -> bool:
+    def can_copy_from(self, source: "TreeCache") -> bool:
         """Whether committed rows of another cache can be used in this one.
 
         They cannot if its layout, and so its weights, or its LongRoPE frequencies are others, nor if either cache has
@@ -269,14 +260,14 @@ class TreeCache(Cache):
         return same_keys and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
 
     @in_inference_mode
-    def resume(self, source: "TreeCache", rows: int) -> int:
+    def copy_from(self, source: "TreeCache", rows: int) -> int:
         """Commit the first rows of another cache to this empty one, at most so many.
 
         Returns:
             How many were committed; 0 if they cannot be used in this cache.
         """
         rows = min(rows, source.length)
-        if not self.can_resume(source) or rows <= 0:
+        if not self.can_copy_from(source) or rows <= 0:
             return 0
         self.reserve(source._buffers[0], rows)
         for buffer, source_buffer in zip(self._buffers, source._buffers, strict=True):

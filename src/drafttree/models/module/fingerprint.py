@@ -29,28 +29,15 @@ If hooks, functions or layers from outside of known libraries have such state, `
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import chain
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
-from drafttree.models.module.released import Release, ReleasedWeight, stand_in
-from drafttree.models.module.unseen_state import (
-    CONTAINERS,
-    LONGEST,
-    UNREAD,
-    VALUES,
-    foreign_classes,
-    global_hooks,
-    is_code_of_class,
-    is_read,
-    own_hooks,
-    unseen_state,
-)
+from drafttree.models.module.contents import Contents
+from drafttree.models.module.released import Release
+from drafttree.models.module.unseen_state import unseen_state
 
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by size in bytes, as which entries are compared, so that NaN equals itself."""
@@ -73,17 +60,9 @@ class Fingerprint:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._facts: list[object] = [*map(id, global_hooks())]
-        self._dicts: list[dict] = [torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks]
-        self._lists: list[Iterable] = []
-        self._owners: list[object] = []
-        self._foreign: dict[type, None] = {}
-        self._tensors: list[Tensor | Release] = []
-        self._walk()
-        submodules = [owner for owner in self._owners if isinstance(owner, nn.Module)]
-        self._kinds: list[Any] = [*{type(submodule) for submodule in submodules}]
-        self._released = [tensor for tensor in self._tensors if isinstance(tensor, Release)]
-        tensors = [tensor for tensor in self._tensors if isinstance(tensor, Tensor)]
+        self._contents = Contents(module)
+        self._released = [tensor for tensor in self._contents.tensors if isinstance(tensor, Release)]
+        tensors = [tensor for tensor in self._contents.tensors if isinstance(tensor, Tensor)]
         self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
         self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
         views = defaultdict[Any, list[Tensor]](list)
@@ -91,16 +70,16 @@ class Fingerprint:
             integer_type = SAME_SIZE[tensor.itemsize]
             views[tensor.device, integer_type] += [view.view(integer_type) for view in samples(tensor)]
         self._views = [*views.values()]
-        self._members = self._read_members()
+        self._members = self._contents.members()
         self._state = self._read_state()
         self._entries = self._read_entries()
-        self.unseen = unseen_state(module, self._owners)
+        self.unseen = unseen_state(module, self._contents.owners)
 
     def matches(self) -> bool:
         """Whether the module is as it was when the fingerprint was taken."""
         for release in self._released:
             release.take_back()
-        members = self._read_members()
+        members = self._contents.members()
         if self._read_state() != self._state or not all(map(torch.equal, self._read_entries(), self._entries)):
             return False
         same_members = len(members) == len(self._members) and all(map(operator.is_, members, self._members))
@@ -112,68 +91,12 @@ class Fingerprint:
         vars(self).update(vars(fingerprint))
         return True
 
-    def _walk(self) -> None:
-        """Visit all that the module holds in a fixed order, and record facts, tensors, containers and owners."""
-        facts = self._facts
-        indices = dict[int, int]()
-        scratch_ids = set[int]()
-        pending_values: list[Any] = [self._module]
-        while pending_values:
-            value = pending_values.pop()
-            facts.append(nn.Parameter if type(value) is ReleasedWeight else type(value))
-            if type(value) in VALUES:
-                facts.append(value)
-            elif id(value) in indices:
-                facts.append(indices[id(value)])
-            elif isinstance(value, Tensor):
-                indices[id(value)] = len(indices)
-                tensor: Any = stand_in(value)
-                self._tensors += [tensor] if id(value) not in scratch_ids else []
-            elif isinstance(value, CONTAINERS) and len(value) <= LONGEST:
-                indices[id(value)] = len(indices)
-                facts.append(len(value))
-                pending_values += value
-                if isinstance(value, dict):
-                    pending_values += value.values()
-                    self._dicts.append(value)
-                elif not isinstance(value, tuple):
-                    self._lists.append(value)
-            elif isinstance(value, partial):
-                indices[id(value)] = len(indices)
-                pending_values += value.func, value.args, value.keywords
-            elif is_read(value):
-                indices[id(value)] = len(indices)
-                attributes = {name: attribute for name, attribute in vars(value).items() if name not in UNREAD}
-                facts.append([*attributes])
-                pending_values += attributes.values()
-                self._owners.append(value)
-                self._dicts.append(vars(value))
-                for cls in foreign_classes(value):
-                    if cls not in self._foreign:
-                        self._foreign[cls] = None
-                        pending_values += [
-                            attribute for attribute in vars(cls).values() if not is_code_of_class(attribute)
-                        ]
-                if isinstance(value, nn.Module):
-                    scratch_ids.update(map(id, _working_buffers(value)))
-                    facts.append([*map(id, (type(value).forward, *own_hooks(value)))])
-                    self._dicts += value._forward_pre_hooks, value._forward_hooks
-            else:
-                facts.append(id(value))
-
     def _equals(self, now: "Fingerprint") -> bool:
         """Whether all that was replaced equals what it was before; the tensors of `self` must be unchanged."""
-        same_count = len(self._tensors) == len(now._tensors)
-        return same_count and self._facts == now._facts and all(map(_is_same, self._tensors, now._tensors))
-
-    def _read_members(self) -> list[object]:
-        """All objects that the module holds, including classes, hooks and the `forward` functions of classes."""
-        dicts = [*filter(None, self._dicts)]
-        classes = map(type, self._owners)
-        class_members = (vars(cls).values() for cls in self._foreign)
-        forwards = (cls.forward for cls in self._kinds)
-        members = chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *class_members, forwards)
-        return list(map(stand_in, members))
+        before, after = self._contents.tensors, now._contents.tensors
+        if len(before) != len(after) or self._contents.facts != now._contents.facts:
+            return False
+        return all(map(_is_same, before, after))
 
     def _read_state(self) -> tuple[list[int], list[int]]:
         """Addresses and versions of the tensors that have them."""
@@ -182,17 +105,6 @@ class Fingerprint:
     def _read_entries(self) -> list[Tensor]:
         """The samples of all tensors, concatenated by device and size of an entry."""
         return [torch.cat(list(map(torch.flatten, views))) for views in self._views]
-
-
-def _working_buffers(part: nn.Module) -> list[Tensor]:
-    """Buffers of LongRoPE that every pass overwrites, with values of other buffers."""
-    if "longrope" not in str(getattr(part, "rope_type", "")):
-        return []
-    buffers = []
-    for name, buffer in part._buffers.items():
-        if buffer is not None and name.endswith("inv_freq") and "original" not in name:
-            buffers.append(buffer)
-    return buffers
 
 
 def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:

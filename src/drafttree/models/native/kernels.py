@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.openmp import openmp_libraries
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
+from drafttree.models.native.products import ProductWeights
+from drafttree.models.norms import Norm
 from drafttree.models.quantization.blocks import random_blocks
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 9
+CALLS = 10
 """Version of the functions of drafttree-native that are called here; the package must have the same."""
 MOST_CANDIDATES = 64
 """Candidates a row up to which keeping them sorted is faster than sorting the row."""
@@ -98,38 +99,44 @@ def _trial_model(kind: torch.dtype | str, width: int, head_width: int, cache_dty
         cache_dtype: dtype of the KV cache.
     """
     embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **FLOAT32) / 10
-    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cache_dtype])
+    model = native.Model(
+        threads=torch.get_num_threads(),
+        embeddings=embedding,
+        width=width,
+        embedding_scale=1.0,
+        cached=FORMATS[cache_dtype],
+    )
     model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **FLOAT32), 1.0)
-    norm = torch.ones(width, **FLOAT32), None, 1e-6, False
+    norm = Norm(scale=torch.ones(width, **FLOAT32), shift=None, epsilon=1e-6, centred=False)
     shape = {
         **{"key_heads": 1, "groups": 1, "width": head_width, "window": None, "scale": 0.2, "multiplier": 1.0},
         **{"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1, "parallel": False, "activation": "silu"},
     }
     products = _block_products(kind, width) if isinstance(kind, str) else _trial_products(kind, embedding, head_width)
-    model.add_layer({"before_attention": norm, "before_mlp": norm}, products, shape)
-    model.add_head(norm, products["up"], 1.0, 0.0)
+    model.add_layer(norms={"before_attention": norm, "before_mlp": norm}, weights=products, shape=shape)
+    model.add_head(norm=norm, weight=products["up"], divisor=1.0, cap=0.0)
     return model
 
 
-def _block_products(blocks: str, width: int) -> dict[str, Any]:
+def _block_products(blocks: str, width: int) -> dict[str, ProductWeights]:
     """What `Products.read` gives of the trial layer, whose weights are random blocks of that name.
 
     Its attention head is as wide as the residual stream.
     """
     weight = random_blocks(blocks, width, width)
-    qkv = [torch.cat([weight] * 3)], None, None, blocks
-    return {"qkv/0": qkv, **dict.fromkeys(("out", "gate", "up", "down"), ([weight], None, None, blocks))}
+    qkv = ProductWeights([torch.cat([weight] * 3)], blocks=blocks)
+    return {"qkv/0": qkv, **dict.fromkeys(("out", "gate", "up", "down"), ProductWeights([weight], blocks=blocks))}
 
 
-def _trial_products(dtype: torch.dtype, embedding: Tensor, head_width: int) -> dict[str, Any]:
+def _trial_products(dtype: torch.dtype, embedding: Tensor, head_width: int) -> dict[str, ProductWeights]:
     """What `Products.read` gives of the trial layer, whose weights are parts of an embedding `[width, width]`."""
     weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
     scales = torch.full((len(weight),), 1 / 400, **FLOAT32)
     qkv_width = 3 * head_width
     return {
-        "qkv/0": ([weight[:qkv_width]], None, scales[:qkv_width], None),
-        "out": ([weight[:, :head_width].contiguous()], None, scales, None),
-        **dict.fromkeys(("gate", "up", "down"), ([weight], None, scales, None)),
+        "qkv/0": ProductWeights([weight[:qkv_width]], scales=scales[:qkv_width]),
+        "out": ProductWeights([weight[:, :head_width].contiguous()], scales=scales),
+        **dict.fromkeys(("gate", "up", "down"), ProductWeights([weight], scales=scales)),
     }
 
 
@@ -159,7 +166,7 @@ def run_pass(
     Returns:
         Logits `[wanted, vocab + padding]` and the states `[1, nodes, hidden]` of each layer, all in float32.
     """
-    texts, _arrays = _texts(segments, like)
+    texts = [_pass_text(segment, like) for segment in segments]
     nodes = sum(segment.nodes for segment in segments)
     logit_rows = sum(len(segment.wanted_nodes) for segment in segments)
     logits = torch.empty(logit_rows, model.room, **FLOAT32)
@@ -167,12 +174,11 @@ def run_pass(
     state_addresses = [(layer, state.data_ptr()) for layer, state in zip(hidden_layers, states, strict=True)]
     read = None if read is None else read.float().contiguous()
     model.forward(
-        torch.get_num_threads(),
-        texts,
-        0 if read is None else read.data_ptr(),
-        logits.data_ptr(),
-        model.room,
-        state_addresses,
+        threads=torch.get_num_threads(),
+        texts=texts,
+        inputs=0 if read is None else read.data_ptr(),
+        logits=logits.data_ptr(),
+        states=state_addresses,
     )
     for segment in segments:
         segment.cache.grow(segment.positions)
@@ -208,51 +214,56 @@ def draft_chains(
     """
     for segment in segments:
         segment.cache.reserve(like, count)
-    texts, _arrays = _texts(segments, like)
-    tokens = np.empty((count, len(texts)), np.int64)
-    logprobs = np.empty((count, len(texts)), np.float32)
+    tokens = np.empty((count, len(segments)), np.int64)
+    logprobs = np.empty((count, len(segments)), np.float32)
     read = None if read is None else read.float().contiguous()
-    arguments = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
-    model.draft_chains(torch.get_num_threads(), texts, *arguments, tokens.ctypes.data, logprobs.ctypes.data)
+    model.draft_chains(
+        threads=torch.get_num_threads(),
+        texts=[_pass_text(segment, like) for segment in segments],
+        inputs=0 if read is None else read.data_ptr(),
+        output=output,
+        allowed=allowed,
+        ids=0 if ids is None else ids.data_ptr(),
+        tokens=tokens,
+        logprobs=logprobs,
+    )
     for segment in segments:
         segment.cache.grow(segment.positions + np.arange(count))
     return tokens, logprobs
 
 
-def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[Array]]:
-    """The numbers and addresses by which drafttree-native reads texts, and the arrays that must live until it has."""
-    arrays = [
-        np.ascontiguousarray(_joined([segment.tokens for segment in segments]), dtype=np.int64),
-        np.ascontiguousarray(_joined([segment.positions for segment in segments]), dtype=np.int64),
-        np.ascontiguousarray(_joined([segment.visible for segment in segments]), dtype=bool),
-    ]
-    tokens, positions, visible = (array.__array_interface__["data"][0] for array in arrays)
-    texts = list[list[int]]()
-    for segment in segments:
-        cache = segment.cache
-        nodes = segment.nodes
-        cache.reserve(like, nodes)
-        drafted = cache.drafted + nodes
-        if segment.visible.shape != (nodes, drafted):
-            raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
-        scored_nodes = segment.wanted_nodes
-        rows = (
-            nodes,
-            drafted,
-            cache.length,
-            cache.first_position,
-            int(cache.long_rope),
-            scored_nodes.start,
-            scored_nodes.stop,
-        )
-        texts.append([tokens, positions, visible, *rows, *cache.addresses])
-        tokens, positions, visible = tokens + 8 * nodes, positions + 8 * nodes, visible + nodes * drafted
-    return texts, arrays
+def _pass_text(segment: Segment, like: Tensor) -> Any:
+    """A segment as drafttree-native reads it, once there is room for its rows in its KV cache.
+
+    The cache must stay as it is until the pass has run: its buffers are read where they lie.
+    """
+    cache = segment.cache
+    nodes = segment.nodes
+    cache.reserve(like, nodes)
+    drafted = cache.drafted + nodes
+    if segment.visible.shape != (nodes, drafted):
+        raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
+    wanted_nodes = segment.wanted_nodes
+    return native.PassText(
+        tokens=segment.tokens,
+        positions=segment.positions,
+        visible=segment.visible,
+        length=cache.length,
+        first_position=cache.first_position,
+        long_rope=cache.long_rope,
+        wanted_first=wanted_nodes.start,
+        wanted_end=wanted_nodes.stop,
+        buffers=[_cache_rows(buffer) for buffer in cache.buffers],
+    )
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
-    """Flatten and concatenate arrays; a single one is returned as it is."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate([array.reshape(-1) for array in arrays])
+def _cache_rows(buffer: Tensor) -> Any:
+    """A buffer `[slots, 1, heads, capacity, width]` of a KV cache as drafttree-native reads it."""
+    slot_stride, _, head_stride, *_ = buffer.stride()
+    itemsize = buffer.itemsize
+    return native.CacheRows(
+        data=buffer.data_ptr(), slot_bytes=slot_stride * itemsize, head_bytes=head_stride * itemsize
+    )
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -271,15 +282,13 @@ def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndar
     rows, columns = logits.shape
     logprobs = np.empty((rows, count), np.float32)
     tokens = np.empty((rows, count), np.int64)
-    arguments = (
-        logits.data_ptr(),
-        rows,
-        logits.stride(0),
-        columns,
-        allowed,
-        count,
-        logprobs.ctypes.data,
-        tokens.ctypes.data,
+    native.best_tokens(
+        threads=torch.get_num_threads(),
+        logits=logits.data_ptr(),
+        stride=logits.stride(0),
+        columns=columns,
+        allowed=allowed,
+        logprobs=logprobs,
+        tokens=tokens,
     )
-    native.best_tokens(torch.get_num_threads(), *arguments)
     return logprobs, tokens

@@ -45,13 +45,17 @@ class PackedModel:
         for rotary in plan.rotaries.values():
             self.model.add_rotary(*rotary)
         if inputs := architecture.layer_inputs:
-            table = inputs.embedding
-            table_and_scale = table.weight.detach(), embedding_scale(table)
-            projection = weight_of(inputs.projection), inputs.projection_scale
-            self.model.add_layer_inputs(*table_and_scale, *projection, norm_of(inputs.norm), inputs.sum_scale)
+            self.model.add_layer_inputs(
+                embeddings=inputs.embedding.weight.detach(),
+                embedding_scale=embedding_scale(inputs.embedding),
+                projection=weight_of(inputs.projection),
+                projection_scale=inputs.projection_scale,
+                norm=norm_of(inputs.norm),
+                sum_scale=inputs.sum_scale,
+            )
             self._release(-1, Products.alone("layer_inputs", inputs.projection))
         for index, layer in enumerate(plan.layers):
-            self.model.add_layer(layer.norms, layer.products.read(), plan.shape_of(index))
+            self.model.add_layer(norms=layer.norms, weights=layer.products.read(), shape=plan.shape_of(index))
             self._release(index, layer.products)
         if self._add_head(plan):
             self._release(-1, Products.alone("head", architecture.head), holders=1 + plan.is_tied)
@@ -94,11 +98,12 @@ class PackedModel:
         If another packed model has the same output projection, as the target of a draft head often has, it is shared.
         """
         architecture = plan.architecture
-        bounds = architecture.logits_divisor, architecture.logits_cap or 0.0
+        divisor = architecture.logits_divisor
+        cap = architecture.logits_cap or 0.0
         if owner := _owner(lambda packed: packed.has_head(architecture.head)):
-            self.model.share_head(plan.norm, owner, *bounds)
+            self.model.share_head(norm=plan.norm, other=owner, divisor=divisor, cap=cap)
             return False
-        self.model.add_head(plan.norm, weight_of(architecture.head), *bounds)
+        self.model.add_head(norm=plan.norm, weight=weight_of(architecture.head), divisor=divisor, cap=cap)
         return True
 
     def _release(self, index: int, products: Products, holders: int = 1) -> None:
@@ -128,15 +133,18 @@ def _new_model(plan: PackingPlan) -> Any:
     architecture = plan.architecture
     embedding = architecture.embedding
     owner = None if plan.is_tied else _owner(lambda packed: packed.has_embedding(embedding))
-    table = None if plan.is_tied or owner else table_of(embedding).detach()
-    scale = embedding_scale(embedding, architecture.embedding_multiplier)
-    dtype = kernels.FORMATS[dtype_of(embedding)]
-    arguments = table, embedding.embedding_dim, scale, dtype, getattr(embedding, "blocks", None)
-    model = kernels.native.Model(torch.get_num_threads(), *arguments)
+    model = kernels.native.Model(
+        threads=torch.get_num_threads(),
+        embeddings=None if plan.is_tied or owner else table_of(embedding).detach(),
+        width=embedding.embedding_dim,
+        embedding_scale=embedding_scale(embedding, architecture.embedding_multiplier),
+        cached=kernels.FORMATS[dtype_of(embedding)],
+        blocks=getattr(embedding, "blocks", None),
+    )
     if owner:
         model.share_embedding(owner)
     if entry := plan.entry:
-        model.add_entry(*entry)
+        model.add_entry(**entry)
     return model
 
 
@@ -178,9 +186,17 @@ def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, 
     weight = torch.empty(shape, dtype=dtype, device="cpu")
     for output_place in places:
         if len(places) == 1 and output_place.outputs is None:
-            model.unpack(index, output_place.product, output_place.first, len(weight), weight.data_ptr())
+            model.unpack(
+                layer=index,
+                name=output_place.product,
+                first=output_place.first,
+                count=len(weight),
+                to=weight.data_ptr(),
+            )
             continue
         rows = torch.empty((len(output_place.outputs), shape[-1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
-        model.unpack(index, output_place.product, output_place.first, len(rows), rows.data_ptr())
+        model.unpack(
+            layer=index, name=output_place.product, first=output_place.first, count=len(rows), to=rows.data_ptr()
+        )
         weight.flatten(0, -2)[output_place.outputs] = rows
     return weight

@@ -122,9 +122,16 @@ def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Te
     for output_place in places:
         count = layer.out_features if output_place.outputs is None else len(output_place.outputs)
         product = torch.empty((len(rows), count), dtype=torch.float32, device="cpu")
-        threads = torch.get_num_threads()
-        addresses = rows.data_ptr(), len(rows), product.data_ptr()
-        model.multiply(threads, index, output_place.product, output_place.first, count, *addresses)
+        model.multiply(
+            threads=torch.get_num_threads(),
+            layer=index,
+            name=output_place.product,
+            first=output_place.first,
+            outputs=count,
+            rows=rows.data_ptr(),
+            count=len(rows),
+            to=product.data_ptr(),
+        )
         outputs[:, slice(None) if output_place.outputs is None else output_place.outputs] = product.to(x.dtype)
     return outputs.unflatten(0, x.shape[:-1])
 
@@ -134,7 +141,7 @@ def _look_up(model: Any, embedding: Any, tokens: Tensor) -> Tensor:
     ids = tokens.flatten()
     rows = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device="cpu")
     for row, token in zip(rows, ids.tolist(), strict=True):
-        model.unpack(-1, "head", token, 1, row.data_ptr())
+        model.unpack(layer=-1, name="head", first=token, count=1, to=row.data_ptr())
     if isinstance(embedding, QuantizedEmbedding):
         return embedding.scaled(rows, ids).unflatten(0, tokens.shape)
     scale = scale_of(embedding)

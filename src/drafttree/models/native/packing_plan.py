@@ -136,13 +136,18 @@ class PackingPlan:
         return table_of(self.architecture.embedding) is getattr(*weight_place(self.architecture.head))
 
     @property
-    def entry(self) -> tuple[Any, ...] | None:
-        """Arguments of drafttree-native for the beginning of a draft head; None for a model."""
+    def entry(self) -> dict[str, Any] | None:
+        """By name, arguments of drafttree-native for the beginning of a draft head; None for a model."""
         entry = self.architecture.entry
         if entry is None:
             return None
-        projection = None if entry.projection is None else weight_of(entry.projection)
-        return *self._entry_norms, projection, entry.states_first, entry.normed_residual
+        return {
+            "token_norm": norm_of(entry.token_norm),
+            "state_norm": norm_of(entry.state_norm),
+            "projection": None if entry.projection is None else weight_of(entry.projection),
+            "states_first": entry.states_first,
+            "residual_normed": entry.normed_residual,
+        }
 
     @property
     def products(self) -> list[tuple[int, Products]]:
@@ -181,11 +186,11 @@ class PackingPlan:
     def settings(self) -> list[Any]:
         """All that is packed beside `tensors`."""
         architecture = self.architecture
-        entry = (
-            [*self._entry_norms, architecture.entry.states_first, architecture.entry.normed_residual]
-            if architecture.entry
-            else None
-        )
+        entry = architecture.entry
+        entry_settings = None
+        if entry:
+            entry_norms = norm_of(entry.token_norm), norm_of(entry.state_norm)
+            entry_settings = [*entry_norms, entry.states_first, entry.normed_residual]
         scale = embedding_scale(architecture.embedding, architecture.embedding_multiplier)
         inputs = architecture.layer_inputs
         input_settings = None
@@ -194,7 +199,7 @@ class PackingPlan:
             input_settings = [*scales, norm_of(inputs.norm)]
         layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
         head_settings = self.norm, architecture.logits_divisor, architecture.logits_cap
-        return [scale, entry, input_settings, layers, architecture.owners, self.rotaries, *head_settings]
+        return [scale, entry_settings, input_settings, layers, architecture.owners, self.rotaries, *head_settings]
 
     def shape_of(self, index: int) -> dict[str, Any]:
         """Sizes and numbers of a layer, including the slots of its keys and values and its rotary embeddings."""
@@ -209,11 +214,6 @@ class PackingPlan:
 
     def _slots(self, index: int) -> tuple[Slot, Slot]:
         return self.architecture.layout.slots[self.architecture.owners[index]]
-
-    @property
-    def _entry_norms(self) -> list[Norm | None]:
-        entry = self.architecture.entry
-        return [norm_of(entry.token_norm), norm_of(entry.state_norm)] if entry else []
 
 
 def embedding_scale(embedding: Any, multiplier: float | None = None) -> float:

@@ -12,8 +12,21 @@ from torch import Tensor
 from drafttree.models.families import Attention, Block, Experts, Mlp, Stacked, StackedExperts
 from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
-Arrays = tuple[list[Tensor], Tensor | None, Tensor | None, str | None]
-"""Weights of a product, concatenated by output; their bias; scales of int8 weights; name of blocks, if any."""
+
+class ProductWeights(NamedTuple):
+    """The weights of a product as drafttree-native packs them.
+
+    Attributes:
+        weights: `[outputs, inputs]` each, or `[outputs, bytes]` in blocks; the product concatenates their outputs.
+        bias: float32 `[outputs of all]`, None for none.
+        scales: float32 `[outputs of all]`, of int8 weights.
+        blocks: name of the weights' blocks, None if they are not in blocks.
+    """
+
+    weights: list[Tensor]
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+    blocks: str | None = None
 
 
 class Place(NamedTuple):
@@ -73,7 +86,7 @@ class Products:
         self.layers[name] = layers
         self._takes[name] = taken
 
-    def read(self) -> dict[str, Arrays]:
+    def read(self) -> dict[str, ProductWeights]:
         """By name of the product, what is packed; layers that have released their weights get them back."""
         return {name: _read(layers, self._takes[name]) for name, layers in self.layers.items()}
 
@@ -158,7 +171,7 @@ def _rows(first: int, count: int) -> Callable[[Tensor], Tensor]:
     return lambda rows: rows[first : first + count]
 
 
-def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Arrays:
+def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> ProductWeights:
     take = taken or (lambda rows: rows)
     layer_weights = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
     weights = [take(weight).contiguous() for weight in layer_weights]
@@ -173,10 +186,10 @@ def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Ar
     ]
     has_bias = any(layer.bias is not None for layer in layers)
     bias = torch.cat([take(bias) for bias in biases]) if has_bias else None
-    return weights, bias, scales, quantized.blocks if quantized else None
+    return ProductWeights(weights, bias, scales, quantized.blocks if quantized else None)
 
 
-def weight_of(layer: Any) -> Arrays:
+def weight_of(layer: Any) -> ProductWeights:
     """What is packed of a linear layer that is a product alone."""
     return _read([layer], None)
 

@@ -81,14 +81,14 @@ class MaskedInputs:
         return layer_rows(self._layout, _pooled(segments).buffers)
 
     def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: int, memory: None = None) -> None:
-        cache, tokens, positions, visible, _ = segments[0]
-        nodes, drafted = visible.shape
-        start = cache.get_seq_length()
+        (segment,) = segments
+        nodes, drafted = segment.visible.shape
+        start = segment.cache.get_seq_length()
         numbers, visible_bits = _arrays(sizes)
-        numbers[0, :nodes] = tokens
-        numbers[1, :nodes] = positions
-        numbers[2, :3] = cache.length, start, start + nodes
-        visible_bits[:nodes, : -(-drafted // 8)] = packed_bits(visible)
+        numbers[0, :nodes] = segment.tokens
+        numbers[1, :nodes] = segment.positions
+        numbers[2, :3] = segment.cache.length, start, start + nodes
+        visible_bits[:nodes, : -(-drafted // 8)] = packed_bits(segment.visible)
         send_to([numbers, visible_bits], self._memory)
         if self._hidden.numel():
             self._hidden[:, :nodes] = hidden

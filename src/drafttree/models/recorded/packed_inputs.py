@@ -1,7 +1,8 @@
 """The inputs of a pass over several requests, whose KV caches are ranges of one allocation."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Counts of nodes and of drafted rows of recorded passes; larger passes, which read prompts, are not recorded."""
 MAX_REQUESTS = 64
 """Most requests of a recorded pass."""
+
+ColumnT = TypeVar("ColumnT", Array, Tensor)
 
 
 class PackedAttention(NamedTuple):
@@ -89,48 +92,87 @@ class PackedSizes(NamedTuple):
         return cls(sum(nodes), drafted, len(segments), max(nodes))
 
 
-class PassArrays(NamedTuple):
-    """What the host writes for a pass; padding nodes belong to no request.
+class NodeColumns(NamedTuple, Generic[ColumnT]):
+    """What a pass reads about each node; the rows of `PassArrays.nodes`.
 
     Attributes:
-        nodes: int64 `[3, nodes]`: for each node its token id, its position, and the row where its keys and values are
-            written.
+        tokens: `[nodes]` token ids.
+        positions: `[nodes]`.
+        new_rows: `[nodes]` indices of the rows where the nodes' keys and values are written.
+    """
+
+    tokens: ColumnT
+    positions: ColumnT
+    new_rows: ColumnT
+
+
+class RequestColumns(NamedTuple, Generic[ColumnT]):
+    """What a pass reads about each request; the rows of `PassArrays.requests`.
+
+    Attributes:
+        first_nodes: `[requests + 1]` indices of the requests' first nodes; after the last request the end of its nodes.
+        prefix_lengths: `[requests + 1]` numbers of committed rows, at least 1; the last number is not read.
+        prefix_starts: `[requests + 1]` indices of the first committed rows; the last number is not read.
+    """
+
+    first_nodes: ColumnT
+    prefix_lengths: ColumnT
+    prefix_starts: ColumnT
+
+
+class PassArrays(NamedTuple, Generic[ColumnT]):
+    """What the host writes for a pass, or its copy on the device; padding nodes belong to no request.
+
+    Columns of one shape share an array, since each array costs the host time to copy.
+
+    Attributes:
+        nodes: int64 `[3, nodes]`, see `NodeColumns`.
+        requests: int32 `[3, requests + 1]`, see `RequestColumns`.
         tree_rows: int64 `[drafted]` indices of the drafted rows.
-        prefixes: int32 `[3, requests + 1]`: for each request its first node, the number of its committed rows, at least
-            1, and the first of these; after the last request the end of its nodes.
         has_prefix: bool `[nodes]` whether the request of a node has committed rows.
         visible_bits: uint8 `[nodes, drafted / 8]`, rounded up: which drafted rows a node attends to.
     """
 
-    nodes: Array
-    tree_rows: Array
-    prefixes: Array
-    has_prefix: Array
-    visible_bits: Array
+    nodes: ColumnT
+    requests: ColumnT
+    tree_rows: ColumnT
+    has_prefix: ColumnT
+    visible_bits: ColumnT
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays":
+    def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays[Array]":
         """The arrays of a pass, padded to these sizes; its KV caches are of a `RangePool`."""
-        nodes = np.zeros((3, sizes.nodes), dtype=np.int64)
-        tree_rows = np.full(sizes.drafted, PADDING_ROW)
-        nodes[2] = PADDING_ROW
-        prefixes = np.zeros((3, sizes.requests + 1), dtype=np.int32)
-        has_prefix = np.zeros(sizes.nodes, dtype=bool)
+        arrays = PassArrays(
+            nodes=np.zeros((3, sizes.nodes), dtype=np.int64),
+            requests=np.zeros((3, sizes.requests + 1), dtype=np.int32),
+            tree_rows=np.zeros(sizes.drafted, dtype=np.int64),
+            has_prefix=np.zeros(sizes.nodes, dtype=bool),
+            visible_bits=np.zeros((sizes.nodes, -(-sizes.drafted // 8)), dtype=np.uint8),
+        )
+        nodes = NodeColumns(*arrays.nodes)
+        requests = RequestColumns(*arrays.requests)
+        nodes.new_rows.fill(PADDING_ROW)
+        arrays.tree_rows.fill(PADDING_ROW)
+        requests.prefix_lengths.fill(1)
         visible = np.zeros((sizes.nodes, sizes.drafted), dtype=bool)
         node = row = 0
         for index, segment in enumerate(segments):
-            request_rows = _tree_rows(segment)
             length = segment.cache.length
+            request_rows = _tree_rows(segment)
             node_slice = slice(node, node := node + segment.nodes)
             row_slice = slice(row, row := row + len(request_rows))
-            nodes[:, node_slice] = segment.tokens, segment.positions, request_rows[-segment.nodes :]
-            tree_rows[row_slice] = request_rows
-            has_prefix[node_slice] = length > 0
+            nodes.tokens[node_slice] = segment.tokens
+            nodes.positions[node_slice] = segment.positions
+            nodes.new_rows[node_slice] = request_rows[-segment.nodes :]
+            requests.first_nodes[index] = node_slice.start
+            requests.prefix_lengths[index] = max(length, 1)
+            requests.prefix_starts[index] = request_rows[0] - length
+            arrays.tree_rows[row_slice] = request_rows
+            arrays.has_prefix[node_slice] = length > 0
             visible[node_slice, row_slice] = segment.visible
-            prefixes[:, index] = node_slice.start, max(length, 1), request_rows[0] - length
-        prefixes[0, len(segments) :] = node
-        prefixes[1, len(segments) :] = 1
-        return cls(nodes, tree_rows, prefixes, has_prefix, packed_bits(visible))
+        requests.first_nodes[len(segments) :] = node
+        arrays.visible_bits[:] = packed_bits(visible)
+        return arrays
 
 
 class PackedTensors(NamedTuple):
@@ -138,20 +180,20 @@ class PackedTensors(NamedTuple):
 
     Attributes:
         memory: uint8, the bytes of all arrays.
-        arrays: views of these bytes as the arrays of a `PassArrays`, in its order.
+        arrays: views of these bytes.
         hidden: `[1, nodes, hidden]` states that a draft head reads; empty for a model.
     """
 
     memory: Tensor
-    arrays: Sequence[Tensor]
+    arrays: PassArrays[Tensor]
     hidden: Tensor
 
     @classmethod
-    def empty(cls, arrays: PassArrays, hidden: Tensor) -> "PackedTensors":
+    def empty(cls, arrays: PassArrays[Array], hidden: Tensor) -> "PackedTensors":
         """Uninitialised memory for arrays of these shapes, on the device of `hidden` and with room for its states."""
         memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden.device)
         nodes = arrays.nodes.shape[1] if hidden.numel() else 0
-        return cls(memory, as_placed(memory, arrays), hidden.new_zeros(1, nodes, hidden.shape[-1]))
+        return cls(memory, PassArrays(*as_placed(memory, arrays)), hidden.new_zeros(1, nodes, hidden.shape[-1]))
 
 
 class PackedInputs:
@@ -177,10 +219,10 @@ class PackedInputs:
         for segment in segments:
             segment.cache.reserve(like, segment.nodes)
         sizes = PackedSizes.of(segments)
-        nodes, drafted = (next((bucket for bucket in BUCKETS if bucket >= count), None) for count in sizes[:2])
-        if nodes is None or drafted is None or sizes.requests > MAX_REQUESTS:
+        if max(sizes.nodes, sizes.drafted) > BUCKETS[-1] or sizes.requests > MAX_REQUESTS:
             return None
-        return PackedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), nodes)
+        nodes = _bucket(sizes.nodes)
+        return PackedSizes(nodes, _bucket(sizes.drafted), min(nodes, MAX_REQUESTS), nodes)
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
         return self.pool.passes
@@ -202,25 +244,36 @@ class PackedInputs:
 
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         groups = self._groups
-        nodes, tree_rows, numbers, has_prefix, visible_bits = memory.arrays
-        starts, lengths, firsts = numbers
+        arrays = memory.arrays
+        nodes = NodeColumns(*arrays.nodes)
+        requests = RequestColumns(*arrays.requests)
 
         def attention(_: Span, __: int) -> PackedAttention:
-            prefixes = Prefixes(starts * groups, lengths[:-1], firsts, sizes.most_nodes * groups)
-            visible = unpacked_bits(visible_bits, sizes.drafted).repeat_interleave(groups, 0)
-            query_has_prefix = has_prefix.repeat_interleave(groups, 0)
-            return PackedAttention(self._varlen, nodes[2], tree_rows, visible, prefixes, query_has_prefix)
+            prefixes = Prefixes(
+                starts=requests.first_nodes * groups,
+                lengths=requests.prefix_lengths[:-1],
+                firsts=requests.prefix_starts,
+                most_queries=sizes.most_nodes * groups,
+            )
+            visible = unpacked_bits(arrays.visible_bits, sizes.drafted).repeat_interleave(groups, 0)
+            has_prefix = arrays.has_prefix.repeat_interleave(groups, 0)
+            return PackedAttention(self._varlen, nodes.new_rows, arrays.tree_rows, visible, prefixes, has_prefix)
 
-        return PassInputs(nodes[:1], nodes[1:2], memory.hidden, rows, attention)
+        return PassInputs(nodes.tokens[None], nodes.positions[None], memory.hidden, rows, attention)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         sizes = PackedSizes.of(segments)
         return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
 
 
-def _tree_rows(segment: Segment) -> range:
+def _bucket(count: int) -> int:
+    """The smallest bucket that is not below a count."""
+    return BUCKETS[bisect_left(BUCKETS, count)]
+
+
+def _tree_rows(segment: Segment) -> Array:
     """Indices of a request's drafted rows in the allocation, those of its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
     start = cache.pooled.start + cache.length
-    return range(start, start + cache.drafted + segment.nodes)
+    return np.arange(start, start + cache.drafted + segment.nodes)

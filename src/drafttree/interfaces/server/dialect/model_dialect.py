@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import regex
 
-from drafttree.engine.detokenizer import special_tokens
-from drafttree.engine.stop_scope import Stretch
 from drafttree.interfaces.server.dialect.families import AUTO, CALLS, HERMES, NONE, THINKING, CallForm, Thinking, choose
 from drafttree.interfaces.server.dialect.reader import Thinks
+from drafttree.text.detokenizer import special_tokens
+from drafttree.text.stop_scope import Stretch
 
 PROMPT_END = 32
 """The number of tokens at the end of a prompt in which marks of thinking are looked for."""

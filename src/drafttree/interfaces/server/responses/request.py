@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from drafttree.constraints.refusals import METADATA
 from drafttree.interfaces.server.errors import LONGEST_NAME
 from drafttree.interfaces.server.fields import (
     THOUGHT,
@@ -42,6 +41,7 @@ from drafttree.interfaces.server.request import (
     refuse_unserved,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
+from drafttree.interfaces.server.unsupported_fields import METADATA
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -7,8 +7,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from drafttree import Decoder
-from drafttree.engine.control_tokens import control_tokens
 from drafttree.errors import ConfigError, InputError
+from drafttree.text.control_tokens import control_tokens
 from helpers.dialects import tokenizer_of
 from testing.tokenizers import CHAT_WORDS, chat_words, pieces
 from testing.toy import ToyModel

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any, Protocol, cast
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.stop_scope import Span, StopScope, Stretch, unfinished
+from drafttree.text.stop_scope import Span, StopScope, Stretch, unfinished
 
 CONTEXT = 6
 UNFINISHED = "\ufffd"

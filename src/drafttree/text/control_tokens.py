@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from drafttree.core.errors import InputError
-from drafttree.engine.detokenizer import special_tokens
+from drafttree.text.detokenizer import special_tokens
 
 
 def _rare_letters() -> str:

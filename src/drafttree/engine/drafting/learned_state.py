@@ -13,11 +13,11 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import derived_seed
 from drafttree.drafters.base import Drafter
-from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.measure import MeasuredCosts, Rounds
-from drafttree.engine.request import Request
+from drafttree.engine.drafting.text_drafting import DraftedRequest
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -29,17 +29,20 @@ class LearnedState:
     Args:
         costs: a fixed cost curve for all texts. None measures one for greedy and one for sampled texts, each when it is
             needed, and corrects it between texts when it is found to be wrong.
+        tests_heads: whether texts test that a head is read correctly.
 
     Attributes:
         given: `costs`, as given.
+        tests_heads: as given.
         measured: the costs measured so far: those of greedy texts by True, those of sampled ones by False.
         head_watch: tests whether a head that drafts is read correctly.
     """
 
-    def __init__(self, costs: CostCurve | None = None) -> None:
+    def __init__(self, costs: CostCurve | None = None, *, tests_heads: bool = True) -> None:
         self.given = costs
         self.measured: dict[bool, MeasuredCosts] = {}
         self.head_watch = HeadWatch()
+        self.tests_heads = tests_heads
         self._states: dict[Any, Any] = {}
         self._of_texts: dict[Any, Controller] = {}
         self._of_batches: dict[Any, Controller] = {}
@@ -77,15 +80,15 @@ class LearnedState:
         """
         return self._states.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
-    def controller_of(self, request: Request) -> Controller | None:
+    def controller_of(self, request: DraftedRequest) -> Controller | None:
         """The controller of the last text like this one that was written alone; None as for `policy_state`."""
-        policy = request.policy
-        verifier = request.verifier
+        policy = request.task.policy
+        verifier = request.task.verifier
         return self._of_texts.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
-    def head_watch_of(self, request: Request) -> HeadWatch | None:
+    def head_watch_of(self, request: DraftedRequest) -> HeadWatch | None:
         """The test of heads that shortens pauses of a text that is written alone; None as for `policy_state`."""
-        return request.drafting.head_watch if is_text_of_seed(type(request.verifier)) else None
+        return request.drafting.head_watch if is_text_of_seed(type(request.task.verifier)) else None
 
     def controller(self, key: object, make: Callable[[], Controller]) -> Controller:
         """The controller of batches with this key; the first call makes it."""
@@ -94,16 +97,16 @@ class LearnedState:
         return self._of_batches[key]
 
     @contextmanager
-    def learning(self, request: Request) -> Iterator[None]:
+    def learning(self, request: DraftedRequest) -> Iterator[None]:
         """Context manager: on exit, even after an error, store what a text that is written alone has taught."""
         try:
             yield
         finally:
             if request.drafting.session and request.metrics.rounds:
                 self.remember(request)
-                if request.drafting.costs and is_text_of_seed(type(request.verifier)):
-                    self._of_texts[_key(request.policy, request.verifier)] = request.drafting.controller
-                    if measured_costs := self.measured.get(request.verifier.sampling.greedy):
+                if request.drafting.costs and is_text_of_seed(type(request.task.verifier)):
+                    self._of_texts[_key(request.task.policy, request.task.verifier)] = request.drafting.controller
+                    if measured_costs := self.measured.get(request.task.verifier.sampling.greedy):
                         measured_costs.watch(request.metrics.rounds)
 
     def unshared_seed(self, seed: int) -> int:
@@ -115,10 +118,10 @@ class LearnedState:
         """
         return derived_seed(seed, f"text {next(self._texts)}")
 
-    def remember(self, request: Request) -> None:
+    def remember(self, request: DraftedRequest) -> None:
         """Store what a text's policy has learned, for later texts."""
-        if request.drafting.session and request.policy.remembers:
-            self._states[_key(request.policy, request.verifier)] = request.drafting.state
+        if request.drafting.session and request.task.policy.remembers:
+            self._states[_key(request.task.policy, request.task.verifier)] = request.drafting.state
 
 
 def _key(policy: TreePolicy, verifier: Verifier) -> Any:

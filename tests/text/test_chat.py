@@ -6,9 +6,9 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from drafttree.engine.chat import render_chat, turn_end
-from drafttree.engine.prompt import encode, is_batch
 from drafttree.errors import InputError
+from drafttree.text.chat import render_chat, turn_end
+from drafttree.text.prompt import encode, is_batch
 from testing.tokenizers import CHAT_TEMPLATE as TEMPLATE
 from testing.tokenizers import CHAT_WORDS as VOCABULARY
 from testing.tokenizers import chat_words as tokenizer

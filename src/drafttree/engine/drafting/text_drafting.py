@@ -4,20 +4,24 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.machine_memory import is_out_of_memory
-from drafttree.core.tree import FORCED, DraftTree
+from drafttree.core.tree import FORCED, DraftTree, GrowthObserver
 from drafttree.drafters.base import Drafter, HiddenStates, Session, accepted_rows
 from drafttree.drafters.lookup import LookupSession
 from drafttree.drafters.session import LateReader
-from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch, HeadWatch
+from drafttree.engine.drafting.acceptance_watch import BEST, AcceptanceWatch, HeadWatch
 from drafttree.engine.drafting.controller import Controller, as_written
-from drafttree.policies.base import TextContext
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.task import Task
+from drafttree.engine.written_text import WrittenText
+from drafttree.models import Output
+from drafttree.policies.base import RoundOutcome, TextContext
 
 logger = logging.getLogger("drafttree")
 
@@ -27,13 +31,12 @@ class TextDrafting:
     """The drafter's session of a text and what its policy knows.
 
     Attributes:
-        wanted: whether anything is drafted for the text.
-        temperature: divides the drafter's logits.
-        session: the drafter's session; None for plain decoding, before `RoundLoop.open` and after the drafter has
-            failed. It is told of the text by `prefill` and `commit` of this object.
+        task: what is asked of the text.
+        head_watch: tests heads by this text and others; None if options make tokens less likely than the target does.
+        session: the drafter's session; None for plain decoding, before `start` and after the drafter has failed. It
+            is told of the text by `prefill` and `commit` of this object.
         watch: compares the text's drafts with earlier ones; None after it has found them far worse, and for lookup,
             which drafts only if the text repeats itself.
-        head_watch: tests heads by this text and others; None if options make tokens less likely than the target does.
         claim: a position, and a head's log-probabilities `[vocab]` of the token there; None if no head is tested.
         most_forced: the most tokens that a round drafts because constraints force them: twice as many as the target has
             lately accepted at once, since it may spell the text in another way.
@@ -47,11 +50,10 @@ class TextDrafting:
             it.
     """
 
-    wanted: bool = True
-    temperature: float = 1.0
+    task: Task
+    head_watch: HeadWatch | None = None
     session: Session | None = None
     watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
-    head_watch: HeadWatch | None = None
     claim: tuple[int, Tensor] | None = None
     most_forced: int = 16
     expects: bool = False
@@ -75,6 +77,41 @@ class TextDrafting:
         self._late = None if session.follows_text else LateReader(session)
         self.expects = type(session).expected_accepted not in (Session.expected_accepted, None)
         self.watch = None if session.follows_text or isinstance(session, LookupSession) else self.watch
+
+    def begin(self, context: TextContext) -> None:
+        """Begin the policy's state."""
+        self.context = context
+        self.state = self.task.policy.init_state(context) if self.session else None
+
+    def follow(self, controller: Controller, on_failure: Callable[[Exception], None] | None = None) -> None:
+        """Let a controller decide how much is drafted; arguments as the attributes of these names."""
+        self.controller = controller
+        self.on_failure = on_failure
+
+    def begin_prompt(self, *, reads: bool, batch: int) -> None:
+        """Note whether the drafter reads the prompt, and whether drafting pauses meanwhile.
+
+        Args:
+            reads: whether a tree may have levels.
+            batch: texts that are written at once.
+        """
+        self.reads_prompt = self.session is not None and reads
+        wants_draft = self.session is None or self.task.policy.wants_draft(self.state, self.session)
+        self.rest(self.controller.rests(batch) or not wants_draft)
+
+    def pause_once(self) -> None:
+        """Draft nothing in the next round, since memory ran out in this one."""
+        self.pauses = True
+
+    def takes_pause(self) -> bool:
+        """Whether this round drafts nothing after `pause_once`; the next one drafts again."""
+        takes = self.pauses
+        self.pauses = False
+        return takes
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Let the policy learn from a round."""
+        self.state = self.task.policy.observe(self.state, outcome)
 
     def close(self) -> None:
         """Drop the session and its memory."""
@@ -153,7 +190,8 @@ class TextDrafting:
     def check_head(self, tokens: Sequence[int], token: int, drafter: Drafter | None) -> None:
         """Test a head's claim by the target's token, and warn once per target and drafter if it seems to be misread."""
         watch = self.head_watch
-        claim, self.claim = self.claim, None
+        claim = self.claim
+        self.claim = None
         if not (watch and claim and watch.is_open) or claim[0] != len(tokens):
             return
         watch.observe(tokens, claim[1], token)
@@ -219,3 +257,14 @@ class TextDrafting:
             self.on_failure(error)
         else:
             logger.warning("memory ran out in the drafter, so the text goes on without drafts")
+
+
+class DraftedRequest(Protocol):
+    """What drafting needs of a `drafttree.engine.request.Request`."""
+
+    task: Task
+    text: WrittenText
+    drafting: TextDrafting
+    metrics: Metrics
+    growth_observer: GrowthObserver | None
+    root_output: Output | None

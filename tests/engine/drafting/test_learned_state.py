@@ -10,7 +10,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.drafting import measure
 from drafttree.engine.drafting.measure import FEWEST, MeasuredCosts
 from drafttree.engine.drafting.prices import KeptCosts, Prices
-from drafttree.engine.metrics import Round
+from drafttree.engine.metrics import TextRound
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree
 from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, Traversal
@@ -107,7 +107,7 @@ def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not(
     by_round = decoder(DynaTree())
     generate(by_round)
     request = by_round.new_request(PROMPT)
-    assert by_round.learned.policy_state(request.policy, request.verifier) is None
+    assert by_round.learned.policy_state(request.task.policy, request.task.verifier) is None
 
 
 def test_history_by_prompt_begins_anew_where_drafts_decide_the_draws():
@@ -138,7 +138,7 @@ def test_given_costs_are_those_of_batches_without_a_drafter_too():
 # Mending.
 
 
-def rounds_of(curve: CostCurve, count: int = 16, pace: float = 1.0) -> list[Round]:
+def rounds_of(curve: CostCurve, count: int = 16, pace: float = 1.0) -> list[TextRound]:
     """Rounds that cost what a curve says: a quarter of one node, the others of four on two levels."""
     made = []
     for number in range(count):
@@ -146,7 +146,9 @@ def rounds_of(curve: CostCurve, count: int = 16, pace: float = 1.0) -> list[Roun
         target = curve.target.at(nodes)
         drafting = curve.draft[0].first + curve.draft[0].later.at(2) if widths else 0.0
         spent = pace * curve.round(nodes, widths)
-        made.append(Round(1, 0, nodes, len(widths), len(widths), pace * drafting, pace * target, spent, widths=widths))
+        made.append(
+            TextRound(1, 0, nodes, len(widths), len(widths), pace * drafting, pace * target, spent, widths=widths)
+        )
     return made
 
 

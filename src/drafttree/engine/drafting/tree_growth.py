@@ -42,14 +42,14 @@ HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer",
 class DraftRows(Protocol):
     """The drafter's logits for the trees of a batch, adjusted to what the policy is to see."""
 
-    def root(self) -> Tensor | Candidates:
+    def draft_root(self) -> Tensor | Candidates:
         """Run the first draft pass of a round, and return logits `[batch, vocab]` of the token after each root.
 
         A drafter that proposes few tokens returns `Candidates`.
         """
         ...
 
-    def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         """Run a later draft pass, and return logits `[nodes, vocab]`, or `Candidates`, of the token after each node.
 
         Args:
@@ -58,7 +58,7 @@ class DraftRows(Protocol):
         """
         ...
 
-    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
+    def draft_chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
         """Return chains that follow the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
         return None
 
@@ -73,7 +73,7 @@ class Limits(Protocol):
 
     chances: Any
 
-    def expand(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
+    def choose_frontier(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
         """Choose the nodes that are worth expanding: per tree, some of its frontier in ascending order.
 
         Args:
@@ -82,7 +82,7 @@ class Limits(Protocol):
         """
         ...
 
-    def children(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]] | None:
+    def max_children(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]] | None:
         """Per tree and frontier node, the most children to draw; None for as many as the policy keeps.
 
         Args:
@@ -241,7 +241,7 @@ class Growth:
         try:
             for depth in range(1, levels + 1):
                 drafting = True
-                rows = draft.root() if depth == 1 else draft.expand(self.frontiers())
+                rows = draft.draft_root() if depth == 1 else draft.draft_level(self.frontiers())
                 drafting = False
                 self.add_level(rows, depth)
                 if depth == levels or not self.narrow(depth):
@@ -409,7 +409,7 @@ class Growth:
         As many as the policy keeps candidates, within the limits and the budget.
         """
         child_counts = [mask.sum(1).tolist() for mask in masks]
-        if self._limits and (max_children := self._limits.children(self._trees, depth)) is not None:
+        if self._limits and (max_children := self._limits.max_children(self._trees, depth)) is not None:
             child_counts = [
                 [*map(min, tree_counts, limit)]
                 for tree_counts, limit in zip(child_counts, filter(None, max_children), strict=True)
@@ -468,7 +468,7 @@ class Growth:
         """
         if any(len(tree.frontier) != 1 for tree in self._trees):
             return False
-        chains = draft.chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
+        chains = draft.draft_chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
         if chains is None:
             return False
         paths = np.cumsum([self._paths, *chains[1]], axis=0, dtype=np.float32)[1:]
@@ -493,7 +493,7 @@ class Growth:
                     tree.observer.ended(tree.frontier, self._end(tree) if ends else Rule.STOP)
                 tree.frontier = []
         if self._limits:
-            for tree, frontier in zip(self._trees, self._limits.expand(self._trees, depth), strict=True):
+            for tree, frontier in zip(self._trees, self._limits.choose_frontier(self._trees, depth), strict=True):
                 if tree.observer:
                     tree.observer.ended([node for node in tree.frontier if node not in frontier], Rule.EXPAND)
                 tree.frontier = [*frontier]

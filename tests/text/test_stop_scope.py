@@ -2,8 +2,8 @@
 
 import pytest
 
-from drafttree.engine.stop_scope import Stretch
 from drafttree.errors import ConfigError
+from drafttree.text.stop_scope import Stretch
 from helpers.dialects import knowing
 
 FIRST, OPENED = Stretch("<think>", "</think>"), Stretch("<think>", "</think>", opened=True)

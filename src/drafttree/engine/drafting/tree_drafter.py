@@ -24,11 +24,10 @@ from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import FORCED, DraftTree, GrowthObserver, Proposal
 from drafttree.drafters.base import Drafter, Session, sources_of
-from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
+from drafttree.drafters.session import Frontier, draft_chain, draft_level, draft_root
 from drafttree.engine.drafting.controller import Controller
-from drafttree.engine.prefixes import PrefixCache
-from drafttree.engine.request import Request
-from drafttree.engine.tree_growth import Limits, grow
+from drafttree.engine.drafting.text_drafting import DraftedRequest
+from drafttree.engine.drafting.tree_growth import Limits, grow
 from drafttree.models import Model
 from drafttree.verifiers.base import Verifier
 
@@ -113,12 +112,12 @@ class AdjustedDraft:
         self._depth = 0
         self._paths = list[list[Path]]()
 
-    def root(self) -> Tensor | Candidates:
+    def draft_root(self) -> Tensor | Candidates:
         self._depth = 1
         self._paths = [list[Path]([()]) for _ in self._adjustments]
         return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
-    def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         self._depth += 1
         for request_index, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
             if adjustment.constrain:
@@ -126,9 +125,9 @@ class AdjustedDraft:
                 nodes = zip(frontier.tokens, frontier.origins, strict=True)
                 self._paths[request_index] = [(*paths[origin], token) for token, origin in nodes]
         widths = [len(frontier.tokens) for frontier in frontiers]  # before drafters, which may write to frontiers
-        return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
+        return self._adjust(draft_level(self._sessions, frontiers, self._device), widths)
 
-    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
+    def draft_chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
         if not all(adjustment.changes_nothing for adjustment in self._adjustments):
             return None
         return draft_chain(self._sessions, tokens, count, allowed)
@@ -173,7 +172,7 @@ class DraftGroup(NamedTuple):
 
     source: int
     places: list[int]
-    requests: list[Request]
+    requests: list[DraftedRequest]
     sessions: list[Session]
 
 
@@ -215,18 +214,18 @@ class TreeDrafter:
     Args:
         target: the target.
         drafter: the drafter; None to draft only tokens that constraints force.
-        prefixes: kept beginnings of earlier texts, which are dropped if memory runs out.
+        free_memory: called if memory runs out.
     """
 
-    def __init__(self, target: Model, drafter: Drafter | None, prefixes: PrefixCache) -> None:
+    def __init__(self, target: Model, drafter: Drafter | None, free_memory: Callable[[], None]) -> None:
         self._target = target
         self._drafter = drafter
-        self._prefixes = prefixes
+        self._free_memory = free_memory
         sources = sources_of(drafter) if drafter else ()
         self._heads = {source for source, model in enumerate(sources) if model.hidden_layers}
         self._failure = ""
 
-    def draft(self, requests: Sequence[Request], prefill_rows: int = 0) -> Drafts:
+    def draft(self, requests: Sequence[DraftedRequest], prefill_rows: int = 0) -> Drafts:
         """Draft the trees of a round.
 
         Args:
@@ -258,12 +257,14 @@ class TreeDrafter:
             drafts.not_drafted = controller.none_wanted(batch)
             controller.asked_in_vain(batch, sum(request.drafting.expects for request in requests))
         else:
-            draft_kinds = [request.kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
-            budgets = [request.policy.budget for request in requests]
+            draft_kinds = [
+                request.task.draft_kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)
+            ]
+            budgets = [request.task.policy.budget for request in requests]
             drafts.trees, drafts.expected = controller.cut(drafts.trees, draft_kinds, budgets, rows, known_chances)
         return drafts
 
-    def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
+    def groups(self, requests: Sequence[DraftedRequest]) -> list[DraftGroup]:
         """Group the requests that are drafted for in this round; the others need no draft, or do not want one."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for request_index, request in enumerate(requests):
@@ -272,15 +273,14 @@ class TreeDrafter:
                 continue
             if self._takes_forced(request, session, len(requests)):
                 continue
-            if not request.policy.wants_draft(drafting.state, session):
+            if not request.task.policy.wants_draft(drafting.state, session):
                 continue
-            if drafting.pauses:
-                drafting.pauses = False
+            if drafting.takes_pause():
                 continue
             source = drafting.controller.choose(session, len(requests))
             if source is None or (session := drafting.choose(source)) is None:
                 continue
-            key = source, type(session), request.policy, request.verifier.proposal
+            key = source, type(session), request.task.policy, request.task.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
             group.places.append(request_index)
             group.requests.append(request)
@@ -297,36 +297,36 @@ class TreeDrafter:
 
         def ends(error: Exception) -> bool:
             if is_out_of_memory(error):
-                self._prefixes.clear()
+                self._free_memory()
                 for request in group.requests:
-                    request.drafting.pauses = True
+                    request.drafting.pause_once()
             elif first_request.drafting.on_failure is None or isinstance(error, ConfigError):
                 return False
             self.log_failure(error)
             drafts.failure = str(error) or type(error).__name__  # its traceback would hold the round's tensors
             return True
 
-        randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
+        randomness = [request.task.randomness.at(len(request.text.tokens) - 1) for request in group.requests]
         is_head = group.source in self._heads
         vocab = self._target.vocab_size
         adjustments = [
             LogitsAdjustment(
-                request.verifier,
+                request.task.verifier,
                 request_randomness,
-                request.drafting.temperature,
+                request.task.draft_temperature,
                 self._constrain(request),
-                request.drafting.takes_claim(len(request.tokens), vocab) if is_head else None,
+                request.drafting.takes_claim(len(request.text.tokens), vocab) if is_head else None,
                 request.growth_observer,
             )
             for request, request_randomness in zip(group.requests, randomness, strict=True)
         ]
         return grow(
-            first_request.policy,
+            first_request.task.policy,
             AdjustedDraft(group.sessions, adjustments, self._target.device),
-            [request.tokens[-1] for request in group.requests],
+            [request.text.tokens[-1] for request in group.requests],
             [self.max_levels(request) for request in group.requests],
             states=[request.drafting.state for request in group.requests],
-            proposal=first_request.verifier.proposal,
+            proposal=first_request.task.verifier.proposal,
             randomness=randomness,
             vocab=vocab,
             limits=limits,
@@ -341,11 +341,11 @@ class TreeDrafter:
             self._failure = failure
             logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
 
-    def root_tree(self, request: Request) -> DraftTree:
+    def root_tree(self, request: DraftedRequest) -> DraftTree:
         """The tree of a round without a drafter: the last committed token, and the tokens that constraints force."""
-        root = request.tokens[-1]
+        root = request.text.tokens[-1]
         forced_tokens = self._forced(request)
-        proposal = request.verifier.proposal
+        proposal = request.task.verifier.proposal
         if not forced_tokens:
             return DraftTree.rooted(root, proposal)
         if proposal is Proposal.TOP_K:
@@ -354,60 +354,64 @@ class TreeDrafter:
         rows.scatter_(1, torch.tensor(forced_tokens, device=rows.device)[:, None], 1.0)
         return DraftTree.forced(root, forced_tokens, proposal, [*rows])
 
-    def _forced(self, request: Request) -> list[int]:
+    def _forced(self, request: DraftedRequest) -> list[int]:
         """The next tokens, if the constraints of the text allow no other continuation.
 
         They depend on committed tokens only. They are drafts like any other, which the target may reject, since other
         tokens may spell the same text.
         """
-        if not (request.constraints and request.drafting.wanted) or request.root_output:
+        if not (request.text.constraints and request.task.speculate) or request.root_output:
             return []
-        max_forced = min(self._room(request), request.policy.budget - 1, request.drafting.most_forced)
-        return request.constraints.forced(max_forced)
+        max_forced = min(self._room(request), request.task.policy.budget - 1, request.drafting.most_forced)
+        return request.text.constraints.forced(max_forced)
 
-    def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
+    def _takes_forced(self, request: DraftedRequest, session: Session, batch: int) -> bool:
         """Whether forced tokens are expected to commit more per cost than drafts of a model."""
         if not (forced_tokens := self._forced(request)):
             return False
-        recent_turns = request.metrics.rounds[-RECENT_ROUNDS:]
-        accepted_counts = [turn.accepted for turn in recent_turns if turn.widths]
-        chains = [(turn.accepted, turn.nodes - 1) for turn in recent_turns if turn.source == FORCED]
+        recent_rounds = request.metrics.rounds[-RECENT_ROUNDS:]
+        accepted_counts = [text_round.accepted for text_round in recent_rounds if text_round.widths]
+        chains = [
+            (text_round.accepted, text_round.nodes - 1) for text_round in recent_rounds if text_round.source == FORCED
+        ]
         mean_accepted = (1 + sum(accepted_counts)) / (1 + len(accepted_counts))
         share = (1 + sum(accepted for accepted, _ in chains)) / (1 + sum(nodes for _, nodes in chains))
         pays = request.drafting.controller.pays_without_drafting
         return pays(len(forced_tokens), share * len(forced_tokens), mean_accepted, int(session.mixes), batch)
 
-    def max_levels(self, request: Request) -> int:
+    def max_levels(self, request: DraftedRequest) -> int:
         """The most levels of a tree, by the text's limit, the drafter's context and the levels it can draft."""
         if self._drafter is None or request.root_output:
             return 0
         context = self._drafter.context
         levels = self._drafter.levels
-        context_room = sys.maxsize if context is None else context - len(request.tokens)
+        context_room = sys.maxsize if context is None else context - len(request.text.tokens)
         return min(self._room(request), context_room, sys.maxsize if levels is None else levels)
 
-    def _room(self, request: Request) -> int:
+    def _room(self, request: DraftedRequest) -> int:
         """The most levels of a tree, by the text's limit and the position at which LongRoPE switches."""
         switch = self._target.rope_switch
-        switch_room = sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.tokens)
-        return min(request.remaining - 1, switch_room)
+        switch_room = (
+            sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.text.tokens)
+        )
+        return min(request.text.remaining - 1, switch_room)
 
-    def _constrain(self, request: Request) -> Constrain | None:
+    def _constrain(self, request: DraftedRequest) -> Constrain | None:
         """The function that applies the request's constraints to drafts; None if it has none."""
-        if not request.constraints:
+        if not request.text.constraints:
             return None
-        tokens = list(request.tokens)
+        tokens = list(request.text.tokens)
         vocab = self._target.vocab_size
-        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+        return lambda paths, logits: request.text.constraints.apply_to_draft(tokens, paths, logits, vocab)
 
 
 def _limits_of(group: DraftGroup, controller: Controller, batch: int, rows: int) -> Limits | None:
     """The controller's limits on the trees of a group, in a round of `batch` texts and `rows` undrafted rows."""
-    draft_kinds = [request.kind(group.source) for request in group.requests]
+    draft_kinds = [request.task.draft_kind(group.source) for request in group.requests]
     first_request = group.requests[0]
-    return controller.limits(first_request.policy, first_request.verifier.proposal, draft_kinds, batch, rows)
+    return controller.limits(first_request.task.policy, first_request.task.verifier.proposal, draft_kinds, batch, rows)
 
 
-def is_long(request: Request, target: Model) -> bool:
+def is_long(request: DraftedRequest, target: Model) -> bool:
     """Whether the root lies beyond the original context of a target with LongRoPE."""
-    return target.rope_switch is not None and len(request.tokens) > target.rope_switch
+    return target.rope_switch is not None and len(request.text.tokens) > target.rope_switch

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from drafttree import DraftTree
 from drafttree.core import Proposal, SeededRandomness
 from drafttree.core.tree import GrowthObserver, Rule
-from drafttree.drafters.session import draft_expand
+from drafttree.drafters.session import draft_level
 from drafttree.engine import grow
-from drafttree.engine.tree_growth import DraftRows
+from drafttree.engine.drafting.tree_growth import DraftRows
 from drafttree.errors import ConfigError
 from drafttree.evaluation.toy_texts import toy_tree
 from drafttree.exactness import TabularModel
@@ -107,13 +107,13 @@ class ToyRows(DraftRows):
         self.sessions = [ToyDraft([law], [[ROOT]], dtype) for law in laws]
         self.passes = 0
 
-    def root(self) -> torch.Tensor:
+    def draft_root(self) -> torch.Tensor:
         self.passes += 1
-        return torch.cat([session.root()[0] for session in self.sessions])
+        return torch.cat([session.draft_root()[0] for session in self.sessions])
 
-    def expand(self, frontiers) -> torch.Tensor:
+    def draft_level(self, frontiers) -> torch.Tensor:
         self.passes += 1
-        return draft_expand(self.sessions, frontiers, torch.device("cpu"))
+        return draft_level(self.sessions, frontiers, torch.device("cpu"))
 
 
 def draft_all(policy, *worlds, max_levels: int = FAR, **options) -> tuple[list[DraftTree], ToyRows]:
@@ -523,7 +523,7 @@ class OnlyTheBest:
     def __init__(self) -> None:
         self.depths = []
 
-    def expand(self, texts, depth):
+    def choose_frontier(self, texts, depth):
         self.depths.append(depth)
         return [sorted(text.frontier, key=lambda node: -text.path_logprobs[node])[:1] for text in texts]
 
@@ -543,7 +543,7 @@ def test_limits_narrow_what_the_policy_expands():
 
 def test_limits_that_leave_out_nothing_changes_nothing():
     class Open:
-        def expand(self, texts, depth):
+        def choose_frontier(self, texts, depth):
             return [text.frontier for text in texts]
 
     worlds = [ToyPair(seed) for seed in range(5)]

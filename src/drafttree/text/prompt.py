@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
-from drafttree.engine.chat import Message, is_conversation, render_chat
-from drafttree.engine.control_tokens import control_tokens
-from drafttree.engine.prompt_length import check_characters
+from drafttree.text.chat import Message, is_conversation, render_chat
+from drafttree.text.control_tokens import control_tokens
+from drafttree.text.prompt_length import check_characters
 
 MOST_TOKENS = 2**31 - 1
 """The most tokens of a prompt and its text if the model has no limit."""

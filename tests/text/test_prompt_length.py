@@ -7,10 +7,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from drafttree.engine.chat import render_chat
-from drafttree.engine.prompt import encode
-from drafttree.engine.prompt_length import check_characters, longest_token
 from drafttree.errors import ContextError
+from drafttree.text.chat import render_chat
+from drafttree.text.prompt import encode
+from drafttree.text.prompt_length import check_characters, longest_token
 from testing.tokenizers import CHAT_TEMPLATE, byte_level, pieces, words
 
 WRITTEN = "the end of the enchanted end, a\n\n\n\n\n        b " * 40

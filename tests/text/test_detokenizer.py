@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from drafttree.engine.detokenizer import Detokenizer
+from drafttree.text.detokenizer import Detokenizer
 from testing.tokenizers import byte_level
 from testing.toy import PieceTokenizer
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 from drafttree.core.errors import InputError
-from drafttree.engine.control_tokens import ROLES, ControlTokens
-from drafttree.engine.detokenizer import special_tokens
-from drafttree.engine.prompt_length import check_characters
+from drafttree.text.control_tokens import ROLES, ControlTokens
+from drafttree.text.detokenizer import special_tokens
+from drafttree.text.prompt_length import check_characters
 
 Message = Mapping[str, Any]
 """A message of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}.
@@ -46,7 +46,7 @@ def render_chat(
         messages: messages from the first to the one to answer, each with a role of `ROLES`. The template is given their
             content as text, or in parts if it shows only parts, and their other keys as they are.
         tokenizer: a tokenizer of transformers, with a chat template.
-        context: as for `drafttree.engine.prompt.encode`.
+        context: as for `drafttree.text.prompt.encode`.
         first: the number of the first message in errors; 0 if it tells of tools, before the client's own messages.
         marked: the control tokens, if they were marked in messages and variables to stay text; None if they become
             tokens.

@@ -1,0 +1,1 @@
+"""Text and tokens: prompts, chat templates, detokenisation, stop strings, and maps between vocabularies."""
