@@ -153,6 +153,8 @@ bench: .venv/.installed .venv/.native
 docs: .venv/.documenting
 	$(BIN)/python docs/floors.py
 	$(BIN)/python docs/options.py
+	$(BIN)/python docs/commands.py
+	$(BIN)/python docs/troubleshooting.py
 	$(BIN)/python docs/figure.py
 	$(BIN)/python docs/trees.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

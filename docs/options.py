@@ -23,8 +23,8 @@ default); `output_*`; and the `top_k` of 50 that transformers adds where the mod
 of the generation config, or else of the tokenizer. A `Decoder` made without `load` has no defaults unless you give it
 some.
 """
-CACHES = """With `custom_generate`, a `DynamicCache` in `past_key_values` is continued, filled and returned.
-Models with recurrent layers refuse one and return None. A cache whose sliding windows have trimmed rows is refused."""
+NOTE = """None, False and the neutral values are accepted. [Inside transformers](inside-transformers.md) says how
+`custom_generate` serves caches, scores, streamers and batches."""
 
 
 def document() -> str:
@@ -45,7 +45,7 @@ def _no_effect() -> list[str]:
 
 
 def _refused() -> list[str]:
-    head = ["## Refused by name", "", "None, False and the neutral values are accepted.", "", CACHES, ""]
+    head = ["## Refused by name", "", NOTE, ""]
     head += ["| option | neutral | what to do instead | `custom_generate` |", "| --- | --- | --- | --- |"]
     rows = [
         f"| `{name}` | {', '.join(f'`{value!r}`' for value in refused.neutral)} | {refused.advice} | "

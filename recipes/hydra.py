@@ -36,7 +36,7 @@ class HydraObjective(HeadObjective):
         vocab, hidden = projection(target).weight.shape
         shared = not options.own_projection
         layer = prefix_config(target.config) if options.prefix else None
-        heads = HydraHeads(options.heads, options.layers, hidden, vocab, layer, shared=shared)
+        heads = HydraHeads(options.heads, options.layers, hidden, vocab, layer, shares_output=shared)
         super().__init__(heads, options.heads, shared)
         self.config = {
             "hydra_num_heads": options.heads,

@@ -35,7 +35,7 @@ class MedusaObjective(HeadObjective):
         vocab, hidden = projection(target).weight.shape
         shared = not options.own_projection
         super().__init__(
-            MedusaHeads(options.heads, options.layers, hidden, vocab, shared=shared), options.heads, shared
+            MedusaHeads(options.heads, options.layers, hidden, vocab, shares_output=shared), options.heads, shared
         )
         self.config = {
             "medusa_num_heads": options.heads,

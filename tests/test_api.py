@@ -17,11 +17,14 @@ EXPORTS = {
     "drafttree": {
         *(
             "Chunk",
+            "CostCurve",
             "Decoder",
             "DraftTree",
             "DraftTreeError",
             "Engine",
+            "Fidelity",
             "Generation",
+            "GenerationOptions",
             "Handle",
             "Layer",
             "Metrics",

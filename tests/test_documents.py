@@ -5,6 +5,7 @@ run whole, with the embedded pair in place of the one on the hub, at speeds that
 """
 
 import ast
+import importlib.util
 import re
 import shlex
 from functools import reduce
@@ -104,13 +105,49 @@ def test_links_into_pages_lead_to_headings(page):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("page", ["index", "chat-and-batch", "exactness", "trace"])
+@pytest.mark.parametrize(
+    "page", ["index", "chat-and-batch", "exactness", "trace", "inside-transformers", "environment"]
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
     exec("\n".join(code((DOCS / f"{page}.md").read_text())), {})
     printed = capsys.readouterr().out
     assert printed.strip()
     if page == "exactness":
         assert float(printed) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["commands", "troubleshooting"])
+def test_a_page_is_what_its_program_writes(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_page", DOCS / f"{name}.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert page.DOCUMENT.read_text() == page.document(), f"run python docs/{name}.py"
+
+
+def environment_variables(source: str) -> set[str]:
+    """The environment variables of a file; if it reads or sets any, all strings that look like one."""
+    if not re.search(r"environ\b|getenv|envvar|constants\.HF_", source):
+        return set()
+    strings = {
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    asked = re.findall(r"environ(?:\.\w+)?[(\[]\"(\w+)\"", source)
+    of_the_hub = re.findall(r"constants\.(HF_\w+)", source)
+    return {*asked, *of_the_hub, *(string for string in strings if re.fullmatch(r"[A-Z]+(_[A-Z]+)+", string))}
+
+
+def test_the_page_of_the_environment_has_every_variable_and_cache_folder():
+    paths = [path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")]
+    sources = [path.read_text() for path in paths]
+    documented = set(re.findall(r"`(\w+)`", (DOCS / "environment.md").read_text()))
+    variables = set().union(*map(environment_variables, sources))
+    folders = set(re.findall(r"user_cache_path\(.*?\) / \"(\w+)\"", "\n".join(sources)))
+    assert {"DRAFTTREE_API_KEY", "RANK", "DYN_LOG", "HF_HUB_OFFLINE"} < variables
+    assert folders
+    assert variables | folders <= documented
+    assert {name for name in documented if name.startswith(("DRAFTTREE_", "DYN_"))} <= variables
 
 
 def test_the_tutorial_runs_without_a_network_as_it_says(tmp_path, monkeypatch, capsys):

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
     from drafttree.core import DraftTree, Layer, Proposal, Sampling, Verdict
+    from drafttree.core.cost_curve import CostCurve
     from drafttree.core.errors import DraftTreeError
     from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics
+    from drafttree.engine.generation import Fidelity
+    from drafttree.engine.generation_options import GenerationOptions
     from drafttree.loading.load import load
     from drafttree.measure.law import SpeedupLaw
 
@@ -19,11 +22,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Chunk",
+    "CostCurve",
     "Decoder",
     "DraftTree",
     "DraftTreeError",
     "Engine",
+    "Fidelity",
     "Generation",
+    "GenerationOptions",
     "Handle",
     "Layer",
     "Metrics",
@@ -42,7 +48,19 @@ __all__ = [
     "verifiers",
 ]
 
-_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load", "measure.law")]
+_HOMES = [
+    f"drafttree.{name}"
+    for name in (
+        "core",
+        "core.errors",
+        "core.cost_curve",
+        "engine",
+        "engine.generation",
+        "engine.generation_options",
+        "loading.load",
+        "measure.law",
+    )
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,8 +46,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say(before: str = "") -> None:
-    print(f"{before}drafttree: interrupted", file=sys.stderr, flush=True)
+def _say(prefix: str = "") -> None:
+    print(f"{prefix}drafttree: interrupted", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -228,6 +228,33 @@ def test_schemas_may_be_text_dictionaries_or_models(embedded):
         assert out.text in ('{"glad": true}', '{"glad": false}')
 
 
+def test_a_grammar_may_be_given_by_its_notation(embedded):
+    class Mood(BaseModel):
+        glad: bool
+
+    notations = {"json_schema": Mood, "regex": "[0-9]{4}", "ebnf": 'root ::= "yes" | "no"'}
+    for name, notation in notations.items():
+        options = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
+        made = embedded.generate("Say: ", grammar=getattr(grammar, name)(notation), **options)
+        assert embedded.generate("Say: ", **{name: notation}, **options).tokens == made.tokens
+        assert embedded.with_defaults(regex="x").generate("Say: ", **{name: notation}, **options).tokens == made.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, and a text follows one grammar"),
+        ({"grammar": "a", "ebnf": "a"}, "grammar and ebnf are given"),
+        ({"json_schema": {"type": "nope"}}, "Invalid type: nope"),
+        ({"regex": 5}, "regex is 5; give a string"),
+        ({"regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
+    ],
+)
+def test_a_wrong_notation_is_refused(embedded, options, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        embedded.generate("Say: ", **options)
+
+
 def test_a_schema_may_begin_with_a_byte_order_mark(embedded):
     wanted = grammar.json_schema('\ufeff{"const": "sea"}')
     assert embedded.generate("Say: ", max_new_tokens=20, grammar=wanted).text == '"sea"'

@@ -249,9 +249,9 @@ def test_targets_that_do_not_fit_are_refused():
 def test_an_assistant_is_no_target(tmp_path):
     assistant = assistants.assistant_of("gemma4")
     assistant.save_pretrained(tmp_path)
-    assert "as target give the model it is for" in told(ModelError, drafttree.load, str(tmp_path), "lookup")
+    assert "give the model it is made for as target" in told(ModelError, drafttree.load, str(tmp_path), "lookup")
     message = told(ModelError, drafttree.load, assistant, "lookup")
-    assert message == "Gemma4AssistantForCausalLM is an assistant, which drafts; as target give the model it is for"
+    assert message == "Gemma4AssistantForCausalLM is an assistant, a drafter; give the model it is made for as target"
 
 
 def test_a_session_without_a_cache_says_who_has_to_give_it():

@@ -76,7 +76,7 @@ def test_a_level_costs_one_pass_and_no_tree_is_deeper_than_there_are_heads():
 def test_any_architecture_can_be_the_target(name):
     target = tiny.build(name)
     config = prefix_config(target.config)
-    made = HydraHeads(2, 1, HIDDEN, VOCAB, config, shared=True)
+    made = HydraHeads(2, 1, HIDDEN, VOCAB, config, shares_output=True)
     drafter = READER.load(made.state_dict(), {"shared_lm_head": True}, target)
     decoder = Decoder(TargetModel(target), drafter, Talon(width=4, budget=16))
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (

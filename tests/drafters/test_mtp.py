@@ -79,6 +79,53 @@ def test_several_layers_draft_a_level_each_and_the_last_one_all_deeper_ones(name
             text = [*text, *accepted]
 
 
+class Counted:
+    """A layer that notes how many rows each pass forwards."""
+
+    def __init__(self, layer, name, passes) -> None:
+        self.layer, self.name, self.passes = layer, name, passes
+
+    def __getattr__(self, name):
+        return getattr(self.layer, name)
+
+    def __call__(self, segments, states):
+        assert sum(segment.nodes for segment in segments) == states.shape[1]
+        self.passes.append((self.name, states.shape[1]))
+        return self.layer(segments, states)
+
+
+def test_each_layer_reads_a_committed_token_once_and_all_of_a_tree_on_its_own_level(tmp_path):
+    decoder, target, _ = loaded(tmp_path, layers=3)
+    passes = []
+    decoder.drafter.heads = tuple(
+        Counted(layer, name, passes) for name, layer in zip("abc", decoder.drafter.heads, strict=True)
+    )
+    with torch.inference_mode():
+        session = begun(decoder.drafter, states_of(target, TEXT), TEXT)
+        assert passes == [("a", 4), ("b", 3), ("c", 2)]  # a token less each; the last goes with the root
+        del passes[:]
+        grown(session, WIDTHS)
+        reading = [("a", 1), ("b", 1), ("c", 1)]
+        assert passes == [*reading, ("b", 2), ("c", 2 + 3), ("c", 2), ("c", 2)]
+        session.commit([8, 8, 1], (states_of(target, [*TEXT, 8, 8, 1])[:, len(TEXT) - 1 : -1],))
+        del passes[:]
+        grown(session, (4,))
+        assert passes == [("a", 3), ("b", 3), ("c", 3), ("b", 4)]
+    assert session.passes == 5 + 2
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_later_texts_take_over_the_rows_of_a_single_layer_only(layers, tmp_path):
+    decoder, target, _ = loaded(tmp_path, layers=layers)
+    with torch.inference_mode():
+        session = begun(decoder.drafter, states_of(target, TEXT), TEXT)
+        session.read_rest()
+        snapshot = session.snapshot(3)
+        assert (snapshot is None) == (layers == 2)
+        assert decoder.drafter.start(TEXT, 64).restore(snapshot, 3) == (3 if layers == 1 else 0)
+    assert session.passes == 0
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_prompt_of_one_token_is_drafted_from_and_then_the_text_goes_on(layers, tmp_path):
     decoder, target, expected = loaded(tmp_path, layers=layers)

@@ -15,7 +15,14 @@ from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.lookup import SuffixDrafter
 from drafttree.drafters.mixed import MixedDrafter
-from drafttree.drafters.session import MOST_MISSED, MOST_PASSES, Frontier, LateReader, draft_level, draft_root
+from drafttree.drafters.session import (
+    MAX_MISSED_PASSES,
+    MAX_MISSED_TOKENS,
+    Frontier,
+    LateReader,
+    draft_level,
+    draft_root,
+)
 from drafttree.models import TargetModel
 from drafttree.models.segment import causal
 from helpers.drafter_kinds import DRAFTERS, drafter_of, random_states, random_text
@@ -306,10 +313,10 @@ def test_a_resting_session_falls_behind_by_so_many_tokens_at_most():
     told = Told()
     reader = LateReader(told)
     reader.resting = True
-    reader.prefill((), MOST_MISSED)
+    reader.prefill((), MAX_MISSED_TOKENS)
     assert not told.calls
     reader.commit([1], ())
-    assert told.calls == [("prefill", MOST_MISSED), ("commit", [1])]
+    assert told.calls == [("prefill", MAX_MISSED_TOKENS), ("commit", [1])]
 
 
 def test_what_waits_does_not_keep_the_pass_of_all_requests_in_memory():
@@ -317,14 +324,14 @@ def test_what_waits_does_not_keep_the_pass_of_all_requests_in_memory():
     session = SimpleNamespace(commit=lambda tokens, states: told.append((tokens, states[0])))
     reader = LateReader(session)  # pyright: ignore[reportArgumentType]
     reader.resting = True
-    for token in range(2 * MOST_PASSES - 1):
+    for token in range(2 * MAX_MISSED_PASSES - 1):
         reader.commit([token, -1], (whole,), [token, token + 2])
     reader.catch_up()
     assert [(tokens, states[0, :, 0].tolist()) for tokens, states in told] == [
-        ([token, -1], [token, token + 2]) for token in range(2 * MOST_PASSES - 1)
+        ([token, -1], [token, token + 2]) for token in range(2 * MAX_MISSED_PASSES - 1)
     ]
     kept = {states.untyped_storage().data_ptr(): states.untyped_storage().nbytes() for _, states in told}
-    assert sum(kept.values()) <= whole.nbytes + 2 * 2 * MOST_PASSES * 8 * 4
+    assert sum(kept.values()) <= whole.nbytes + 2 * 2 * MAX_MISSED_PASSES * 8 * 4
 
 
 def test_a_mixture_in_a_mixture_drafts_by_its_own_choice():

@@ -47,9 +47,9 @@ def test_what_a_device_still_takes_for_a_pass_is_the_targets():
     clock = RoundClock()
     clock.seconds = {"target": 0.2, "verify": 0.5}
     clock._pass = type("Timer", (), {"seconds": 0.6})()
-    clock.count_pass()
+    clock.count_wait()
     assert (round(clock.seconds["target"], 9), round(clock.seconds["verify"], 9)) == (0.6, 0.1)
-    clock.count_pass()  # once
+    clock.count_wait()  # once
     assert round(clock.seconds["target"], 9) == 0.6
 
 

@@ -37,8 +37,10 @@ def equal_seeds_share_numbers(patch: Patch) -> None:
 
 def prefix_is_a_token_too_long(patch: Patch) -> None:
     """One row more is taken over than two texts have in common."""
-    longest = prefixes._longest
-    patch.setattr(prefixes, "_longest", lambda *given: (lambda text, shared: (text, shared + 1))(*longest(*given)))
+    longest = prefixes._longest_match
+    patch.setattr(
+        prefixes, "_longest_match", lambda *given: (lambda text, shared: (text, shared + 1))(*longest(*given))
+    )
 
 
 def processors_miss_the_path(patch: Patch) -> None:

@@ -316,7 +316,7 @@ def test_classes_are_inspected_without_asking_the_hub(monkeypatch):
     assert "cannot import drafter 'gone' from mymethods:Gone" in told(inspect, "gone")
     assert "it is a format of files; give a folder" in told(inspect, "echo")
     for name, kind in (("talon", "policy"), ("short", "policy"), ("walk", "verifier")):
-        assert f"{name!r} is a {kind}, and drafters are inspected" in refusals.told(ModelError, inspect, name)
+        assert f"{name!r} is a {kind}; inspect takes drafters" in refusals.told(ModelError, inspect, name)
     for name in ("auto", "none", "mtp", "mixed:lookup"):
         assert f"{name!r} is no drafter by itself; inspect a folder" in refusals.told(ModelError, inspect, name)
 

@@ -147,7 +147,7 @@ def test_a_loaded_assistant_is_no_target(monkeypatch):
     model = tiny.build("llama")
     monkeypatch.setattr(type(model.config), "model_type", "gemma4_assistant")
     message = told(ModelError, drafttree.load, model, "./nowhere")
-    assert message == "LlamaForCausalLM is an assistant, which drafts; as target give the model it is for"
+    assert message == "LlamaForCausalLM is an assistant, a drafter; give the model it is made for as target"
 
 
 def test_a_loaded_target_is_not_sharded(monkeypatch):

@@ -1,1 +1,1 @@
-"""What the makers of drafttree measure with; its commands are those of `drafttree`, found by entry point."""
+"""Benchmarks and replays for developers of drafttree; entry points add its commands to `drafttree`."""

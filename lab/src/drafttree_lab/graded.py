@@ -1,8 +1,8 @@
-"""A drafter whose agreement with the target can be chosen, between noise and the target itself.
+"""A drafter with a chosen agreement with its target, anywhere between noise and the target itself.
 
-A grade's temperature makes the drafter as sure of its best token, on average, as it is right. So agreement is all that
-grades differ in, and a policy that reads the drafter's probabilities reads what they mean. Small models need this: the
-embedded target gives its own greedy tokens half the probability that large models give theirs.
+A grade's temperature calibrates the drafter: the mean probability of its best token is the share at which it is right.
+So grades differ in agreement alone, and policies that read the drafter's probabilities can rely on them. Small models
+need this: the embedded target gives its own greedy tokens half the probability that large models give theirs.
 """
 
 import math
@@ -21,24 +21,24 @@ from drafttree.models import Model, Segment
 
 CALIBRATED = "calibrated"
 CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
-"""What a grade's temperature is multiplied by. It changes how sure a drafter is, and none of its best tokens."""
+"""Factors of a grade's temperature; they change how sure a drafter is, but not its best tokens."""
 HALVINGS = 24
-"""Steps of a bisection: the grade is then known more finely than a text tells grades apart."""
-MOST_NOISE = 256.0
-"""Scale of the noise beyond which no less agreement is looked for."""
-SHARPEST = math.log(64)
-"""Logarithm of what temperatures are divided or multiplied by, at most."""
+"""Steps of a bisection; after so many, a text no longer tells the two grades apart."""
+MAX_NOISE = 256.0
+"""Largest scale of the noise."""
+MAX_SHARPNESS = math.log(64)
+"""Largest sharpness, minus the logarithm of a temperature; the smallest is its negative."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """How near a drafter is to the target; without weight and noise it is the draft model as it is.
+    """How near a drafter is to the target; without weight and noise, it is the unchanged draft model.
 
     Attributes:
         weight: share of the target's logits in the drafter's, 0 to 1.
-        noise: scale of Gumbel noise that is added to the drafter's logits. At scale s its best token is one drawn at
-            temperature s.
-        temperature: divides the logits in the end: it decides how sure the drafter is, and none of its best tokens.
+        noise: scale of the Gumbel noise on the drafter's logits. At scale s, its best token is distributed like a token
+            drawn at temperature s.
+        temperature: divides the logits last; it changes how sure the drafter is, but not its best tokens.
         seed: seed of the noise.
     """
 
@@ -52,7 +52,7 @@ class Grade:
 
     @classmethod
     def parse(cls, text: str) -> "Grade":
-        """The grade that `str` tells, with six digits of each number."""
+        """The grade of a text that `str` made, which has six digits of each number."""
         numbers = dict(assignment.split("=") for assignment in text.split(","))
         return cls(seed=int(numbers.pop("seed")), **{name: float(value) for name, value in numbers.items()})
 
@@ -61,9 +61,9 @@ class Grade:
 
         Args:
             draft: `[nodes, vocab]` logits of the draft model.
-            target: those of the target; None is enough without a weight.
+            target: `[nodes, vocab]` logits of the target; may be None if the weight is 0.
             positions: int64 `[nodes]` positions of the nodes that the logits follow.
-            tokens: int64 `[nodes]` their token ids. The noise is a function of seed, position and token alone.
+            tokens: int64 `[nodes]` token ids of these nodes. The noise depends on seed, position and token alone.
         """
         mixed_logits = draft
         if self.weight and target is not None:
@@ -79,9 +79,9 @@ class Grade:
 
 
 class GradedDrafter(ShownBySize):
-    """Drafts with the logits of a draft model, mixed with those of the target or with noise, more or less sure.
+    """Drafts with the logits of a draft model, mixed with the target's logits or with noise.
 
-    It asks the target on every level, so its time says nothing. What it counts is one pass a level, like any drafter.
+    It runs the target on every level, so its time means nothing. It counts one pass per level, like any drafter.
 
     Args:
         draft: drafts with the draft model.
@@ -107,7 +107,7 @@ class GradedDrafter(ShownBySize):
         self.nbytes = draft.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> Session:
-        """Begin a request with a session of the draft model, and one of the target where it has a weight."""
+        """Begin a request with a session of the draft model, and one of the target if it has a weight."""
         target = self.target.start(prompt, capacity) if self.grade.weight else None
         return GradedSession(self.grade, self.draft.start(prompt, capacity), target, prompt)
 
@@ -118,7 +118,7 @@ class GradedSession(Session):
     Args:
         grade: how their logits are mixed.
         draft: session of the draft model.
-        target: session of the target; None where it has no weight.
+        target: session of the target; None if it has no weight.
         prompt: token ids of the prompt.
     """
 
@@ -170,15 +170,15 @@ class GradedSession(Session):
 
 @dataclass(frozen=True)
 class KnownText:
-    """What both models expect along a text of the target's own, given its true beginning at every position.
+    """The logits of both models along a text that the target wrote.
 
     Attributes:
         draft: `[tokens, vocab]` logits of the draft model.
         target: `[tokens, vocab]` logits of the target.
         positions: int64 `[tokens]` positions of the tokens that the logits follow.
         tokens: int64 `[tokens]` these tokens.
-        wanted: int64 `[tokens]` the target's likeliest token behind each.
-        temperature: the temperature at which the target has written the text.
+        wanted: int64 `[tokens]` the target's likeliest token after each of them.
+        temperature: temperature of the text.
     """
 
     draft: Tensor
@@ -190,7 +190,7 @@ class KnownText:
 
     @classmethod
     def read(
-        cls, draft: Model, target: Model, prompt: Sequence[int], written: Sequence[int], temperature: float = 0.0
+        cls, draft: Model, target: Model, prompt: Sequence[int], text_ids: Sequence[int], temperature: float = 0.0
     ) -> "KnownText":
         """Read a text with both models, in one pass each.
 
@@ -198,12 +198,12 @@ class KnownText:
             draft: the draft model.
             target: the target.
             prompt: token ids of the prompt.
-            written: token ids of what the target has written after it.
-            temperature: the temperature at which it has.
+            text_ids: token ids of the text that the target wrote after it.
+            temperature: temperature of the text.
         """
-        text = [*prompt, *written][:-1]
+        text = [*prompt, *text_ids][:-1]
         start = len(prompt) - 1
-        ids = torch.tensor([*text[start:], written[-1]], device=target.device)
+        ids = torch.tensor([*text[start:], text_ids[-1]], device=target.device)
         draft_logits = _read_logits(draft, text)[start:]
         target_logits = _read_logits(target, text)[start:]
         positions = torch.arange(start, len(text), device=ids.device)
@@ -223,7 +223,7 @@ class KnownText:
 
 
 def _read_logits(model: Model, tokens: Sequence[int]) -> Tensor:
-    """The logits `[tokens, vocab]` behind each token of a text; tokens that the model lacks are read as its last."""
+    """The logits `[tokens, vocab]` after each token of a text; ids beyond the vocabulary are read as its last one."""
     known_tokens = [min(token, model.vocab_size - 1) for token in tokens]
     segment = Segment.of_text(model.new_cache(len(tokens)), known_tokens)._replace(wanted=slice(None))
     (output,) = model.forward([segment])
@@ -232,14 +232,14 @@ def _read_logits(model: Model, tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class GradedAgreement:
-    """A grade, and what it came to on the texts.
+    """A grade with its agreement and confidence on some texts.
 
     Attributes:
-        wanted: the agreement that was looked for.
+        wanted: the agreement that was aimed at.
         grade: the grade that comes nearest.
         reached: its agreement.
-        confidence: mean probability that it gives to its best token, which its temperature brings to the mean
-            probability that the target writes that token: in greedy texts to the agreement.
+        confidence: mean probability of its best token. The temperature is chosen so that this is the mean probability
+            that the target writes this token; in greedy texts, that is the agreement.
     """
 
     wanted: float
@@ -259,38 +259,40 @@ def confidence(grade: Grade, texts: Sequence[KnownText]) -> float:
     return torch.cat([text.graded(grade).softmax(-1).amax(-1) for text in texts]).double().mean().item()
 
 
-def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAgreement:
-    """The grade whose agreement comes nearest to a wanted one: with more of the target than the draft model, or noise.
+def find_grade(aimed_agreement: float, texts: Sequence[KnownText], seed: int) -> GradedAgreement:
+    """The grade whose agreement comes nearest to a given one, by mixing in the target's logits, or noise.
 
     Args:
-        wanted: agreement, 0 to 1.
-        texts: texts of the target on which it is counted.
+        aimed_agreement: the agreement to reach, 0 to 1.
+        texts: texts of the target on which agreement is measured.
         seed: seed of the noise.
     """
-    if agreement(Grade(), texts) > wanted:
+    if agreement(Grade(), texts) > aimed_agreement:
 
         def disagreement(noise: float) -> float:
             return 1 - agreement(Grade(noise=noise, seed=seed), texts)
 
         noise_bound = 1.0
-        while disagreement(noise_bound) < 1 - wanted and noise_bound < MOST_NOISE:
+        while disagreement(noise_bound) < 1 - aimed_agreement and noise_bound < MAX_NOISE:
             noise_bound *= 2
-        plain = Grade(noise=bisect(disagreement, 1 - wanted, 0.0, noise_bound), seed=seed)
+        plain = Grade(noise=bisect(disagreement, 1 - aimed_agreement, 0.0, noise_bound), seed=seed)
     else:
-        plain = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
+        plain = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), aimed_agreement, 0.0, 1.0))
     reached_agreement = agreement(plain, texts)
 
     def of_sharpness(sharpness: float) -> Grade:
         return replace(plain, temperature=math.exp(-sharpness))
 
     right = torch.cat([text.rightness(plain) for text in texts]).mean().item()
-    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), right, -SHARPEST, SHARPEST)
-    return GradedAgreement(wanted, of_sharpness(sharp), reached_agreement, confidence(of_sharpness(sharp), texts))
+    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), right, -MAX_SHARPNESS, MAX_SHARPNESS)
+    return GradedAgreement(
+        aimed_agreement, of_sharpness(sharp), reached_agreement, confidence(of_sharpness(sharp), texts)
+    )
 
 
-def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where a rising function reaches a value, between two ends; an end where it does not."""
+def bisect(function: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """The point between `low` and `high` at which a rising function reaches a value; the nearer end if it does not."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) >= wanted else (middle, high)
+        low, high = (low, middle) if function(middle) >= value else (middle, high)
     return high

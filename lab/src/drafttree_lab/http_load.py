@@ -1,4 +1,4 @@
-"""Clients of an OpenAI-compatible server, and how long each waited for its tokens."""
+"""Concurrent clients of an OpenAI-compatible server, and how long each waited for its tokens."""
 
 import asyncio
 import json
@@ -14,20 +14,20 @@ from drafttree.core.errors import InputError
 COMPLETIONS = "/v1/completions"
 STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 PATIENCE = 600.0
-"""Seconds that a server may be silent."""
+"""Timeout in seconds for a silent server."""
 
 
 @dataclass
 class ServedText:
-    """A text as a client saw it come.
+    """A text that a client receives, with the times of its tokens.
 
     Attributes:
-        text: the text as far as it has come.
-        tokens: tokens that had come by then.
-        first_token: seconds from the request to the first of them.
-        gaps: seconds from token to token, those that came together being even.
-        prompt_tokens: tokens of the prompt, as the server says.
-        cached_tokens: those of them that it did not have to read.
+        text: the text received so far.
+        tokens: number of tokens received so far.
+        first_token: seconds from the request to the first token.
+        gaps: seconds between tokens; tokens of one chunk share its time equally.
+        prompt_tokens: length of the prompt, as the server reports it.
+        cached_tokens: prompt tokens that the server took from its prefix cache.
     """
 
     text: str = ""
@@ -38,12 +38,12 @@ class ServedText:
     cached_tokens: int = 0
 
     def add(self, text: str, tokens: int, seconds: float) -> None:
-        """Take what a chunk has brought.
+        """Add a chunk.
 
         Args:
-            text: the text of the chunk.
-            tokens: tokens that there are with it.
-            seconds: since the last chunk with tokens, or since the request.
+            text: text of the chunk.
+            tokens: number of tokens including the chunk.
+            seconds: seconds since the last chunk with tokens, or since the request.
         """
         new_tokens = tokens - self.tokens
         if not self.tokens:
@@ -56,7 +56,7 @@ class ServedText:
 
 @dataclass(frozen=True)
 class LoadRun:
-    """Some texts that were asked for by so many clients at once.
+    """The texts of several concurrent clients.
 
     Attributes:
         texts: texts in the order of the prompts.
@@ -68,18 +68,21 @@ class LoadRun:
 
     @property
     def tokens(self) -> int:
-        """Of all texts together."""
+        """The number of tokens of all texts."""
         return sum(text.tokens for text in self.texts)
 
 
 async def run_load(address: str, prompts: Sequence[str], at_once: int, options: Mapping[str, Any]) -> LoadRun:
-    """Ask a server for the texts of some prompts, so many at once; the next one as soon as one has ended.
+    """Request the texts of some prompts from a server; each client takes the next prompt when its text has ended.
 
     Args:
-        options: options of all requests; the i-th text has the seed + i.
+        address: address of the server.
+        prompts: the prompts.
+        at_once: number of concurrent clients.
+        options: options of all requests; text i has seed + i.
 
     Raises:
-        InputError: the server refused one or went away.
+        InputError: the server refused a request or closed the connection.
     """
     texts = [ServedText() for _ in prompts]
     queue = iter(enumerate(prompts))
@@ -103,7 +106,7 @@ async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: Served
     """Read a text to its end.
 
     Raises:
-        InputError: the server refused it.
+        InputError: the server refused the request.
     """
     previous_arrival = time.perf_counter()
     async with client.stream("POST", COMPLETIONS, json=body) as reply:
@@ -124,10 +127,10 @@ async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: Served
 
 
 def _chunks(line: str) -> Iterator[Any]:
-    """The chunk of a line, if it has one.
+    """The chunk of a line of server-sent events, if it has one.
 
     Raises:
-        InputError: it has an error.
+        InputError: the line reports an error.
     """
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":

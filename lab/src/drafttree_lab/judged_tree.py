@@ -1,4 +1,4 @@
-"""Draft trees that are grown at a context without changing it, and judged down to any of their levels."""
+"""Draft trees that are grown at a context without changing it, and judged as a whole or by their upper levels."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,7 @@ COLUMNS = ("tokens", "parents", "path_logprobs", "scores")
 
 
 def grower_of(verifier: type[Verifier]) -> type[Verifier]:
-    """The verifier whose trees another one can judge as well; itself if there is none."""
+    """The verifier that trees are grown for if this one judges them; `Traversal` judges those of `RRSw`."""
     return RRSw if verifier is Traversal else verifier
 
 
@@ -32,11 +32,11 @@ class JudgedTree:
         decoder: the decoder whose target and drafter to use.
         request: the context.
         policy: how the tree grows.
-        grower: the verifier it is grown for.
+        grower: the verifier that it is grown for.
 
     Attributes:
         tree: the draft tree.
-        logits: `[nodes, vocab]` of the target, once `score_trees` has set them.
+        logits: `[nodes, vocab]` logits of the target; set by `score_trees`.
     """
 
     logits: Tensor
@@ -56,7 +56,7 @@ class JudgedTree:
         self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:
-        """Drafted tokens that a verifier accepts of the upper levels: expected given the tree if that is known."""
+        """Tokens that a verifier accepts of the upper levels: the expectation if known, else the count in a round."""
         if verifier is RRSw:
             return self._sum(self._rejecting, levels)
         if verifier is PointMass:
@@ -80,11 +80,11 @@ class JudgedTree:
         return self._count(Coupled, self.tree.levels)
 
     def _sum(self, reach: list[float], levels: int) -> float:
-        """The sum of a value per node over the drafted nodes down to a level."""
+        """The sum of a value per node over the drafted nodes of the upper levels."""
         return sum(value for value, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
 
     def _view(self, levels: int) -> TreeView:
-        """The tree down to a level."""
+        """A view of the upper levels."""
         view = TreeView(self.tree, self.logits, self._sampling, self._randomness)
         view.children = [
             children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
@@ -92,13 +92,13 @@ class JudgedTree:
         return view
 
     def _count(self, verifier: type[Verifier], levels: int) -> int:
-        """The drafted tokens that a verifier accepts of the tree down to a level in this round."""
+        """The number of tokens that a verifier accepts of the upper levels in this round."""
         tree = self._upper(levels)
         verdict = verifier(self._sampling).verify(tree, self.logits[: tree.size], self._randomness)
         return len(verdict.path) - 1
 
     def _upper(self, levels: int) -> DraftTree:
-        """The tree without the levels below one; columns are in breadth-first order."""
+        """The upper levels as a tree; nodes are in breadth-first order, so they are its first nodes."""
         if levels >= self.tree.levels:
             return self.tree
         size = sum(depth <= levels for depth in self._depths)
@@ -109,7 +109,7 @@ class JudgedTree:
 
 @torch.inference_mode()
 def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
-    """Give trees of the same root their logits, from one target pass over all of them."""
+    """Score trees with the same root in one target pass, and give each its logits."""
     (output,) = decoder.loop.score([request], [_together(list(map(attrgetter("tree"), grown)))])
     logits = output.logits[0]
     request.cache.commit([])
@@ -121,7 +121,7 @@ def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> 
 
 
 def _together(trees: list[DraftTree]) -> DraftTree:
-    """One tree in which the nodes of all these hang below one root, tree after tree."""
+    """One tree with the nodes of all these below a common root, tree after tree."""
     tokens = [trees[0].tokens[0]]
     parents = [-1]
     for tree in trees:
@@ -132,7 +132,7 @@ def _together(trees: list[DraftTree]) -> DraftTree:
 
 
 def reach_by_rejection(view: TreeView) -> list[float]:
-    """Per node, the probability that `RRSw` accepts it, given the tree."""
+    """The probability of each node that `RRSw` accepts it, given the tree."""
     reach = [1.0] + [0.0] * (len(view.tokens) - 1)
     for node, children in enumerate(view.children):
         if not children or not reach[node]:
@@ -150,7 +150,7 @@ def reach_by_rejection(view: TreeView) -> list[float]:
 
 
 def reach_by_walking(view: TreeView) -> list[float]:
-    """Per node, the probability that `PointMass` accepts it, given a tree whose siblings differ."""
+    """The probability of each node that `PointMass` accepts it, given the tree; siblings must differ."""
     reach = [1.0] + [0.0] * (len(view.tokens) - 1)
     for node, children in enumerate(view.children):
         if children:
@@ -163,7 +163,7 @@ def reach_by_walking(view: TreeView) -> list[float]:
 def expected_by_traversal(view: TreeView) -> float:
     """The expected number of tokens that `Traversal` accepts, given the tree.
 
-    It stops at the first leaf it accepts, so the traversal in which it rejects all of them passes every outcome.
+    It stops at the first leaf that it accepts. So a traversal that rejects every leaf passes through all outcomes.
     """
     leaves = traverse(view)[:-1]
     rates = view.read([leaf.rate for _, leaf in leaves])

@@ -1,4 +1,4 @@
-"""The groups of options that the benches share."""
+"""Groups of options that benchmarks share."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -61,7 +61,7 @@ class PromptOptions:
         return read_token_ids(decoder, self.prompts, self.limit, new_tokens, self.prompt_form)
 
     def mixed_token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
-        """The same, but by default of all prompts that ship, one of each kind after the other."""
+        """The token ids of the prompts, by default of all shipped prompts, one of each kind in turn."""
         if self.prompts:
             return self.token_ids(decoder, new_tokens)
 
@@ -72,7 +72,7 @@ class PromptOptions:
         return self._encode(decoder, mixed_examples[: self.limit], new_tokens)
 
     def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
-        """The token ids of prompts evenly spaced over each file, by its name."""
+        """By file name, the token ids of prompts that are evenly spaced over the file."""
         files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
         sets = files or {"openings": self._shipped(self.limit)}
         return {name: self._encode(decoder, examples, new_tokens) for name, examples in sets.items()}
@@ -110,12 +110,12 @@ class TargetOptions:
     inflated: Inflate = None
     quantize: Quantize = None
 
-    def load(self, drafter: str = "none", **kinds: str | None) -> "Decoder":
+    def load(self, drafter: str = "none", **drafter_options: str | None) -> "Decoder":
         """A decoder of the target.
 
         Args:
             drafter: as for `drafttree.load`.
-            **kinds: `quantize_drafter`, as for `drafttree.load`.
+            **drafter_options: `quantize_drafter`, as for `drafttree.load`.
         """
         if self.inflated:
             find_shape(self.inflated)
@@ -124,7 +124,7 @@ class TargetOptions:
         from drafttree.measure.inflation import load_inflated
 
         hide_bars()
-        load_options = {**kinds, "quantize": self.quantize}
+        load_options = {**drafter_options, "quantize": self.quantize}
         if self.inflated:
             return load_inflated(self.target, drafter, self.inflated, self.dtype, self.device, **load_options)
         return load_named(self.target, drafter, dtype=self.dtype, device=self.device, **load_options)

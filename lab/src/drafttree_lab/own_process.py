@@ -1,4 +1,4 @@
-"""Work that is measured in a process of its own: it is given as JSON, and so is what comes of it."""
+"""Runs a task in a process of its own; task and result are passed as JSON."""
 
 import json
 import subprocess
@@ -9,20 +9,20 @@ from typing import Any
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 
 REFUSED = "refused"
-"""The key under which a process tells why it could not do its work."""
+"""The key of a result that tells why the process refused its task."""
 
 
 def run_module(module: str, task: Mapping[str, Any], name: str) -> Any:
-    """Let a module do a task in a fresh process, where it calls `answer`.
+    """Run a module in a fresh process with a task, and return its result; the module calls `answer`.
 
     Args:
-        module: its name.
-        task: what it is given.
-        name: of the task, for messages.
+        module: name of the module.
+        task: the task, as JSON data.
+        name: name of the task for messages.
 
     Raises:
         ConfigError: the process refuses the task; the message says why.
-        ModelError: the process has died, as of too little memory.
+        ModelError: the process died, for example because memory ran out.
     """
     command = [sys.executable, "-m", module]
     process = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def run_module(module: str, task: Mapping[str, Any], name: str) -> Any:
 
 
 def answer(do: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-    """Do the task of standard input."""
+    """Read a task from standard input, do it, and write the result to standard output."""
     try:
         result = do(json.load(sys.stdin))
     except DraftTreeError as error:

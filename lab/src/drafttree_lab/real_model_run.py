@@ -1,4 +1,4 @@
-"""One model in one precision: drafttree's ways of writing a text with it, and those of other programs."""
+"""One model in one precision, run by drafttree and by other programs."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ TRANSFORMERS, PROMPT_LOOKUP, ASSISTED = OF_TRANSFORMERS = (
 LLAMA_CPP = "llama.cpp, on the file as it is"
 NO_LLAMA_CPP = 'not run: llama-cpp-python is not installed (pip install "./lab[peers]")'
 WARM_UP = 8
-"""Tokens that every way first writes, which are not counted: costs are measured, and memory is touched."""
+"""Number of uncounted tokens that every way writes first, so that costs are measured and memory is mapped."""
 ROOM = 1024
-"""Tokens of a prompt at most; longer ones lose their ends."""
+"""Maximum length of a prompt in tokens; longer prompts are cut at the end."""
 logger = logging.getLogger("drafttree")
 
 
@@ -40,7 +40,7 @@ class Failure:
     """A text that was not written.
 
     Attributes:
-        failure: why.
+        failure: the reason.
     """
 
     failure: str
@@ -52,13 +52,13 @@ AS_STORED = "as stored"
 
 @dataclass(frozen=True)
 class RealModel:
-    """What is run of a model.
+    """A model in one precision.
 
     Attributes:
-        target: its GGUF file.
-        draft_model: that of a smaller one with its vocabulary, None where there is none.
-        precision: "float32" or "bfloat16", which weights are unpacked to; "int8"; or `AS_STORED`.
-        new_tokens: tokens of a text.
+        target: GGUF file of the model.
+        draft_model: GGUF file of a smaller model with the same vocabulary; None without one.
+        precision: "float32" or "bfloat16" for unpacked weights, "int8", or `AS_STORED`.
+        new_tokens: new tokens of a text.
     """
 
     target: Path
@@ -72,17 +72,17 @@ class RealModel:
 
     @property
     def dtype(self) -> str:
-        """What the model computes in beside quantised weights."""
+        """The dtype of everything but quantised weights."""
         return "float32" if self.precision == "float32" else "bfloat16"
 
     @property
     def quantize(self) -> str | None:
-        """How the target's weights are quantised, as of `drafttree.load`."""
+        """The option `quantize` of `drafttree.load` for the target."""
         return {AS_STORED: None, "int8": "int8"}.get(self.precision, "none")
 
     @property
     def methods(self) -> dict[str, str]:
-        """Specifications of drafttree's methods by what tables call them; plain decoding is none of them."""
+        """By its name in tables, the specification of each method; plain decoding is not among them."""
         methods = {f"{LOOKUP}, {policy}": f"lookup|{policy}" for policy in POLICIES[:2]}
         if self.draft_model:
             methods |= {f"{DRAFT_MODEL}, {policy}": f"{self.draft_model}|{policy}" for policy in POLICIES}
@@ -92,7 +92,7 @@ class RealModel:
 
     @property
     def ways(self) -> list[str]:
-        """What writes texts with it, plain decoding first; in float32, where no speed counts, only what is compared."""
+        """Names of the ways to write texts, plain decoding first; in float32 only those whose texts are compared."""
         drafttree_ways = [PLAIN, *self.methods]
         if self.precision == "float32":
             return [*drafttree_ways, TRANSFORMERS]
@@ -101,12 +101,12 @@ class RealModel:
         return [*drafttree_ways, *([LLAMA_CPP] if find_spec("llama_cpp") else [])]
 
     def open(self) -> "OpenModel":
-        """The model, whose parts are loaded when a text needs them."""
+        """The opened model; its parts are loaded when a text first needs them."""
         return OpenModel(self)
 
 
 class OpenModel:
-    """The programs that write texts with a model, each loaded for its first text."""
+    """The programs that write texts with a model; each is loaded for its first text."""
 
     def __init__(self, model: RealModel) -> None:
         self._model = model
@@ -115,7 +115,7 @@ class OpenModel:
         self._drafters: dict[Any, Any] = {}
 
     def write(self, way: str, prompt: Example) -> Any:
-        """The text of a way: a `Generation`, a `ReferenceRun` or, of a way that does not work here, a `Failure`."""
+        """The text of a way: a `Generation` or `ReferenceRun`; a `Failure` if the way does not work here."""
         if failure := self._failures.get(way):
             return failure
         try:
@@ -125,7 +125,7 @@ class OpenModel:
                 writer(ids, WARM_UP)
                 self._warm.add(way)
             return writer(ids, self._model.new_tokens)
-        except Exception as error:  # a program or a method that does not run is a row that says so
+        except Exception as error:  # the table shows the failure, and the other ways still run
             if not isinstance(error, DraftTreeError):
                 logger.warning("%s: %s has failed", self._model.name, way, exc_info=True)
             reason = " ".join(str(error).split())
@@ -134,7 +134,7 @@ class OpenModel:
             return self._failures[way]
 
     def encode(self, prompt: Example) -> list[int]:
-        """The token ids of a prompt, by the chat template if there is one."""
+        """The token ids of a prompt, with the chat template if the model has one."""
         from drafttree.measure.prompt_encoding import encode_turns
 
         decoder = self.decoder
@@ -142,7 +142,7 @@ class OpenModel:
         return encode_turns(decoder, prompt, PromptForm(chat=chat, turns=1), self._model.new_tokens)[0][:ROOM]
 
     def find_difference(self, prompt: Example, expected: list[int], got: list[int]) -> Any:
-        """The first difference of a text from plain decoding's, as `measure.find_difference` tells it."""
+        """The first difference of a text from plain decoding's, as from `measure.find_difference`."""
         return measure.find_difference(self.decoder, self.encode(prompt), expected, got, temperature=0.0)
 
     def _writer(self, way: str) -> "Callable[[list[int], int], Any]":
@@ -182,12 +182,12 @@ class OpenModel:
 
     @cached_property
     def reference(self) -> "Decoder":
-        """transformers on weights of its own, since drafttree's are packed."""
+        """The target in transformers, loaded apart from drafttree's, whose weights are packed."""
         return self.decoder.with_target(self._transformers_model(self._model.target))
 
     @cached_property
     def assistant(self) -> "TargetModel":
-        """The draft model by transformers."""
+        """The draft model in transformers."""
         assert self._model.draft_model
         return self._transformers_model(self._model.draft_model)
 
@@ -201,7 +201,7 @@ class OpenModel:
 
     @cached_property
     def llama_cpp(self) -> Any:
-        """llama.cpp on the file, with keys and values in float16 as it has them by default."""
+        """llama.cpp on the file, with keys and values in float16, its default."""
         import torch
 
         from drafttree_lab.peers.llama_cpp import LlamaCpp
@@ -216,20 +216,20 @@ class OpenModel:
 
 
 class Writers:
-    """Ways of `race` over several models, of which one is in memory at a time."""
+    """The ways of several models for `race`; only one model is in memory at a time."""
 
     def __init__(self) -> None:
         self._open: tuple[RealModel, OpenModel] | None = None
 
     def opened(self, model: RealModel) -> OpenModel:
-        """A model, in the place of the one before it."""
+        """Open a model, after closing the previous one."""
         if self._open is None or self._open[0] != model:
             self._close()
             self._open = model, model.open()
         return self._open[1]
 
     def ways(self, models: list[RealModel]) -> Iterator[tuple[str, "Way"]]:
-        """The ways of all models, each named by its model."""
+        """The ways of all models, named "model: way"."""
         for model in models:
             for way in model.ways:
                 yield f"{model.name}: {way}", partial(self._write, model, way)

@@ -1,4 +1,4 @@
-"""The work of a round, counted: operations of torch, and calls of functions of this package."""
+"""Counts the work of a round: torch operations, and calls of drafttree's own functions."""
 
 import sys
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ PACKAGE = str(Path(drafttree.__file__).parent)
 
 
 class RoundWork(NamedTuple):
-    """Means over the rounds of a text, the first one left out.
+    """Means over the rounds of a text without the first.
 
     Attributes:
-        operations: operations that torch dispatched, those of the two models included.
-        calls: calls of the package's own functions.
+        operations: operations that torch dispatched, including those of both models.
+        calls: calls of drafttree's own functions.
     """
 
     operations: float
@@ -28,7 +28,7 @@ class RoundWork(NamedTuple):
 
 
 class _Operations(TorchDispatchMode):
-    """Counts what torch dispatches while it is entered."""
+    """Counts torch operations while its context lasts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls:
-    """Counts calls of the package's functions while `counting` is entered."""
+    """Counts calls of drafttree's functions while the context `counting` lasts."""
 
     def __init__(self) -> None:
         self.count = 0

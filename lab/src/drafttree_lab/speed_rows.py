@@ -1,4 +1,4 @@
-"""Rows of a table of speeds: the terms of the law, speeds over plain decoding's, and whose texts are the same."""
+"""Rows of a table of speeds: terms of the speed-up law, speed-ups over plain decoding, and equal texts."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 EXACT = " with exact_text"
 PARTS = ("growth", "mask", "verify", "commit", "text")
-"""The parts of a round outside the two models' passes, by the names that `TextRound` has for their seconds."""
+"""The parts of a round outside the two models' passes; `TextRound` has their seconds as `growth_seconds` and so on."""
 TIMES = ("v", "c", "h", "h0", "R law", "R", "R decoding", "at h = 0", "over its chain")
-"""Figures that disturbed times do not tell."""
+"""Figures that are left out if other programs disturbed the times."""
 SECONDS = {name: f"{name}_seconds" for name in ("target", "draft", *PARTS)} | {"round": "seconds"}
-"""The columns of rounds that are averaged, by the names in a row."""
+"""The columns of rounds that are averaged, by the name that a row has for them."""
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items in lists by a key, in the order in which the keys first occur."""
+    """Items grouped by a key; groups are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -37,14 +37,14 @@ class TextIndex:
     """Finds the texts of a way by prompt and repeat.
 
     Args:
-        cells: what `race` gives.
+        cells: the cells of `race`.
     """
 
     def __init__(self, cells: Iterable["Cell"]) -> None:
         self._cells = {(cell.way, cell.prompt, cell.repeat): cell for cell in cells}
 
     def beside(self, cells: Iterable["Cell"], way: str) -> list["Cell"]:
-        """The texts that a way has written where other texts were written."""
+        """The texts of a way for the prompts and repeats of other texts."""
         return [self._cells[way, cell.prompt, cell.repeat] for cell in cells]
 
 
@@ -54,15 +54,16 @@ def make_rows(
     seeded: Callable[[str], bool] = lambda way: True,
     find: Callable[["Cell", "Cell"], Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A row for every group of prompts and way: terms of the law as medians over the repeats, speeds of all texts.
+    """A row for every group of prompts and way.
 
-    A way may lack prompts of plain decoding; it is compared with plain decoding on those that it has.
+    Terms of the law are medians over the repeats; speeds are over all texts. A way that lacks prompts is compared with
+    plain decoding on the prompts that it has.
 
     Args:
-        cells: what `race` gives.
+        cells: the cells of `race`.
         chains: by way, the chain that it is compared with.
-        seeded: whether a way has to write plain decoding's text.
-        find: the first difference between plain decoding's text and another.
+        seeded: whether a way must write plain decoding's text.
+        find: finds the first difference between plain decoding's text and another.
     """
     index = TextIndex(cells)
     cells_by_way = group_by(cells, attrgetter("way"))
@@ -89,7 +90,7 @@ def make_rows(
 
 
 def _prompts_by_group(cells: Sequence["Cell"]) -> dict[str, set[int]]:
-    """The prompts of each group; of a single group also those whose texts loop, and the others, if it has both."""
+    """The prompts of each group. A single group is also split by whether texts end in a loop, if it has both kinds."""
     prompts: dict[str, set[int]] = {}
     for cell in cells:
         prompts.setdefault(cell.group, set()).add(cell.prompt)
@@ -101,14 +102,14 @@ def _prompts_by_group(cells: Sequence["Cell"]) -> dict[str, set[int]]:
     return prompts
 
 
-def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
-    """What the rounds of a way tell, each figure its median over the repeats; nothing of another program."""
-    if isinstance(own[0].result, measure.ReferenceRun):
+def _figures(cells: Sequence["Cell"], plain_cells: Sequence["Cell"]) -> dict[str, Any]:
+    """The figures that follow from a way's rounds, as medians over the repeats; empty for other programs."""
+    if isinstance(cells[0].result, measure.ReferenceRun):
         return {}
-    repeats = _metrics_by_repeat(own)
-    laws = list(map(measure.SpeedupLaw.of, repeats, _metrics_by_repeat(plain)))
+    repeats = _metrics_by_repeat(cells)
+    laws = list(map(measure.SpeedupLaw.of, repeats, _metrics_by_repeat(plain_cells)))
     law = measure.SpeedupLaw(**{term.name: _median(laws, term.name) for term in fields(measure.SpeedupLaw)})
-    total_metrics = _total(own)
+    total_metrics = _total(cells)
     figures = {"tau": law.tau, "delta": law.delta, "v": law.v, "c": law.c, "h": law.h, "h0": law.h0}
     figures |= {"R law": law.predicted, "R decoding": law.decoding, "at h = 0": law.without_host}
     figures |= {
@@ -121,8 +122,8 @@ def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
         "weights, MB": total_metrics.draft_weight_bytes / 1e6,
         "cache, MB": total_metrics.draft_cache_bytes / 1e6,
     }
-    figures |= _parts(own)
-    if own[0].way != PLAIN and (doubt := measure.Speedup(total_metrics, _total(plain)).doubt):
+    figures |= _parts(cells)
+    if cells[0].way != PLAIN and (doubt := measure.Speedup(total_metrics, _total(plain_cells)).doubt):
         return {**figures, **dict.fromkeys(TIMES), "doubt": doubt}
     return figures
 
@@ -149,9 +150,9 @@ def _median(records: Iterable[object], name: str) -> float:
     return statistics.median(map(attrgetter(name), records))
 
 
-def _parts(own: Iterable["Cell"]) -> dict[str, float]:
-    """Mean microseconds of a round by part, in the repeat of median time outside the two models' passes."""
-    repeat_parts = sorted(map(_repeat_parts, _by_repeat(own)), key=itemgetter("outside"))
+def _parts(cells: Iterable["Cell"]) -> dict[str, float]:
+    """Mean microseconds of each part of a round, in the repeat with the median time outside the two models' passes."""
+    repeat_parts = sorted(map(_repeat_parts, _by_repeat(cells)), key=itemgetter("outside"))
     return repeat_parts[len(repeat_parts) // 2]
 
 
@@ -175,20 +176,20 @@ def _run(cell: "Cell") -> tuple[float, float]:
     return (metrics.tokens, metrics.seconds) if metrics else (len(cell.result.tokens), cell.result.seconds)
 
 
-def speed_ratio(own: Iterable["Cell"], base: Iterable["Cell"]) -> "measure.Interval":
-    """The speed of one way over another's, with its interval over the texts."""
-    return measure.Interval.of_speeds_by_jackknife([*map(_run, own)], [*map(_run, base)])
+def speed_ratio(cells: Iterable["Cell"], base_cells: Iterable["Cell"]) -> "measure.Interval":
+    """The speed of one way over that of another, with its interval over the texts."""
+    return measure.Interval.of_speeds_by_jackknife([*map(_run, cells)], [*map(_run, base_cells)])
 
 
 def _compare(
-    own: Sequence["Cell"], plain: Sequence["Cell"], find: Callable[["Cell", "Cell"], Any] | None
+    cells: Sequence["Cell"], plain_cells: Sequence["Cell"], find: Callable[["Cell", "Cell"], Any] | None
 ) -> dict[str, Any]:
-    """How many texts are plain decoding's, and how close the choice was at the first difference of the others."""
+    """How many texts equal plain decoding's; of the others, how many differ by a tie, and the largest gap in scores."""
     differing_pairs: list[tuple[Cell, Cell]] = []
-    for plain_cell, cell in zip(plain, own, strict=True):
+    for plain_cell, cell in zip(plain_cells, cells, strict=True):
         if plain_cell.result.tokens != cell.result.tokens:
             differing_pairs.append((plain_cell, cell))
-    row: dict[str, Any] = {"same text": f"{len(own) - len(differing_pairs)}/{len(own)}"}
+    row: dict[str, Any] = {"same text": f"{len(cells) - len(differing_pairs)}/{len(cells)}"}
     if differing_pairs and find:
         differences = list(starmap(find, differing_pairs))
         row["ties"] = sum(map(attrgetter("is_tie"), differences))
@@ -197,7 +198,7 @@ def _compare(
 
 
 def looping_prompts(cells: Sequence["Cell"]) -> set[int]:
-    """The prompts behind which plain decoding's text ends in a loop."""
+    """The prompts whose plain-decoding text ends in a loop."""
     prompts: set[int] = set()
     for cell in cells:
         if cell.way == PLAIN and cell.repeat == 0 and measure.loops(cell.result.tokens):

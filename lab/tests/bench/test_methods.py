@@ -30,7 +30,8 @@ def test_a_benchmark_prints_no_ratio_of_disturbed_times(prompts, monkeypatch):
     shown = run("bench", "methods", *options).stdout
     line = next(line for line in shown.splitlines() if line.startswith("lookup|chain: "))
     assert re.fullmatch(
-        r"lookup\|chain: No ratio: other work disturbed the times \(a pass over .+ cost 0\.50 plain passes\); "
+        r"lookup\|chain: No speed-up shown: other programs disturbed the times "
+        r"\(a pass over .+ cost 0\.50 plain passes\); "
         "run it again when the machine is idle.",
         line,
     )

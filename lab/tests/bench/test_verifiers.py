@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_every_verifier_is_timed_for_every_size():
-    result = time_verifiers([*VERIFIERS], nodes=(4, 9), vocabs=(40, 200), hidden=8, repeats=1)
+    result = time_verifiers([*VERIFIERS], nodes=(4, 9), vocabs=(40, 200), hidden_size=8, repeats=1)
     assert {(row["vocab"], row["nodes"], row["verifier"]) for row in result} == {
         (vocab, nodes, name) for vocab in (40, 200) for nodes in (4, 9) for name in VERIFIERS
     }

@@ -16,7 +16,7 @@ TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
 def small_map(embedded, monkeypatch):
     """A map of one agreement, one cost and short prompts, of the embedded target, which is loaded once."""
     monkeypatch.setattr(replay_run, "load", lambda *_, **__: embedded.plain())
-    monkeypatch.setattr(winner_map, "MOST_TOKENS", 16)
+    monkeypatch.setattr(winner_map, "MAX_PROMPT_TOKENS", 16)
     monkeypatch.setattr(winner_map, "AGREEMENTS", (0.65,))
     monkeypatch.setattr(winner_map, "cost_grid", lambda: [(0.1, 0.005)])
 

@@ -14,7 +14,7 @@ from lab_helpers.replay_cells import measured
 @pytest.fixture
 def summary(experiment):
     """A result with a claim for each p-value; a datum may be given with it."""
-    empty = summarise(measured(experiment, {"a": [], "b": []}), ended=None, done=0, tasks=0)
+    empty = summarise(measured(experiment, {"a": [], "b": []}), end_reason=None, done=0, tasks=0)
 
     def make(name, *values):
         verdicts = [

@@ -12,7 +12,7 @@ def summary(experiment, folder, **options):
     """The summary of an experiment of which nothing was run, with other fields of its result."""
     other = replace(experiment, result=experiment.result.model_copy(update=options))
     measured = Measured(other, RunStore(folder, {"command": "replay"}, partial=True), {"a": [], "b": []})
-    return summarise(measured, ended=None, done=0, tasks=0)
+    return summarise(measured, end_reason=None, done=0, tasks=0)
 
 
 def test_means_of_the_paper_and_numbers_of_no_told_set_are_kept_of_the_first_model(experiment, tmp_path):

@@ -22,7 +22,7 @@ def published(columns, row, **changes):
 def entries(experiment, texts, costs="published", **result):
     """The entries of the tree, by set, temperature, value and metric."""
     own = replace(experiment, result=experiment.result.model_copy(update=result))
-    found = summarise(measured(own, texts, costs=CostSource.parse(costs)), ended=None, done=1, tasks=1)
+    found = summarise(measured(own, texts, costs=CostSource.parse(costs)), end_reason=None, done=1, tasks=1)
     return {
         (each.set, each.temperature, each.value, each.metric): each
         for each in found.entries
@@ -78,7 +78,7 @@ def test_values_of_an_axis_of_policies_are_those_of_the_way(experiment):
         update={"published": [published([2, 3], [2.5, 3.5], set="a")], "axis": Axis(name="D", values=[2, 3])}
     )
     cells = measured(replace(swept, result=result), {"a": [dict.fromkeys(ways, TREE)]})
-    found = summarise(cells, ended=None, done=1, tasks=1).entries
+    found = summarise(cells, end_reason=None, done=1, tasks=1).entries
     assert {each.method: each.published for each in found if each.metric == "tau"} == {"tree@2": 2.5, "tree@3": 3.5}
 
 
@@ -94,7 +94,7 @@ def test_r_follows_from_counts_at_published_or_given_costs(experiment):
 def test_plain_decoding_has_rows_only_where_it_says_something(experiment):
     result = experiment.result.model_copy(update={"metrics": ["tau", "rounds"]})
     cells = measured(replace(experiment, result=result), texts(experiment))
-    found = summarise(cells, ended="it broke", done=1, tasks=1)
+    found = summarise(cells, end_reason="it broke", done=1, tasks=1)
     assert {each.metric for each in found.entries if each.method == "AR"} == {"rounds"}
     assert found.notes == ["it broke"]
 
@@ -105,7 +105,7 @@ def test_where_some_texts_loop_verdicts_without_them_are_added(experiment):
 
     for kinds, count in (((True, False), 1), ((False, False), 0), ((True, True), 0)):
         cells = measured(experiment, {name: [both(each) for each in kinds] for name in "ab"})
-        found = summarise(cells, ended=None, done=1, tasks=1)
+        found = summarise(cells, end_reason=None, done=1, tasks=1)
         assert len(found.not_looping) == count
 
 
@@ -121,13 +121,13 @@ def test_budgets_that_never_bind_are_told(experiment):
     ways = experiment.blocks[0].ways | {"full": ReplayMethod("toy", Talon(width=2, budget=4))}
     blocks = [replace(each, ways=ways) for each in experiment.blocks]
     cells = measured(replace(experiment, blocks=blocks), {name: [dict.fromkeys(ways, TREE)] for name in "ab"})
-    assert summarise(cells, ended=None, done=1, tasks=1).reach == {"tree": (4, 10)}
+    assert summarise(cells, end_reason=None, done=1, tasks=1).reach == {"tree": (4, 10)}
 
 
 def test_costs_are_told_where_a_speed_is_counted(experiment):
     costs = {name: PassCosts(0.1, Costs((1, 60), (1.0, 1.5))) for name in ("chain", "tree")}
     known = replace(experiment, model="large", costs=costs)
-    told = summarise(measured(known, texts(experiment)), ended=None, done=1, tasks=1).costs
+    told = summarise(measured(known, texts(experiment)), end_reason=None, done=1, tasks=1).costs
     assert told == (
         "costs of the paper's large in plain target passes: "
         "c = 0.1 (chain, tree); v(1) = 1, v(60) = 1.5, and beyond it the line through the last two, of which nothing "

@@ -18,7 +18,7 @@ def summary(experiment):
     cells = measured(experiment, dict.fromkeys("ab", texts))
 
     def named(name):
-        found = summarise(cells, ended=None, done=6, tasks=6)
+        found = summarise(cells, end_reason=None, done=6, tasks=6)
         return type(found)(**vars(found) | {"id": name})
 
     return named

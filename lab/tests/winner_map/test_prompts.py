@@ -1,7 +1,7 @@
 """The prompts of the map: every file once, in turn, those that do not loop first."""
 
 from drafttree_lab.replay.paper_files import read_paper
-from drafttree_lab.winner_map.winner_map import MOST_TOKENS, choose_prompts, read_map_prompts
+from drafttree_lab.winner_map.winner_map import MAX_PROMPT_TOKENS, choose_prompts, read_map_prompts
 
 SETS = {("a", "x"): [[1, 1], [1, 2], [1, 3]], ("b", "y"): [[2, 1], [2, 2], [1, 1]]}
 
@@ -37,4 +37,4 @@ def test_no_more_texts_are_asked_for_than_are_needed():
 
 def test_long_prompts_are_cut():
     (found,) = choose_prompts({("a", "x"): [[5] * 1000]}, 1, 0, lambda _: False)
-    assert found == [5] * MOST_TOKENS
+    assert found == [5] * MAX_PROMPT_TOKENS

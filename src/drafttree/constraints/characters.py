@@ -34,18 +34,27 @@ def join(*ranges: tuple[int, int]) -> Characters:
     return overlap(tuple(merged_ranges), EVERY)
 
 
-def overlap(one: Characters, other: Characters) -> Characters:
+def overlap(characters: Characters, other_characters: Characters) -> Characters:
     """The characters of both sets."""
-    bounds = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return tuple((first_code, last_code) for first_code, last_code in bounds if first_code <= last_code)
+    shared_ranges = []
+    for first_code, last_code in characters:
+        for other_first_code, other_last_code in other_characters:
+            begin = max(first_code, other_first_code)
+            end = min(last_code, other_last_code)
+            if begin <= end:
+                shared_ranges.append((begin, end))
+    return tuple(shared_ranges)
 
 
 def others(characters: Characters) -> Characters:
     """The characters that are not in a set."""
-    firsts, lasts = zip(*characters, strict=True) if characters else ((), ())
-    starts = [0, *(last_code + 1 for last_code in lasts)]
-    ends = [*(first_code - 1 for first_code in firsts), sys.maxunicode]
-    return overlap(tuple(zip(starts, ends, strict=True)), EVERY)
+    gaps = []
+    gap_begin = 0
+    for first_code, last_code in characters:
+        gaps.append((gap_begin, first_code - 1))
+        gap_begin = last_code + 1
+    gaps.append((gap_begin, sys.maxunicode))
+    return overlap(tuple(gaps), EVERY)
 
 
 def json_spelling(text: str) -> str:
@@ -59,8 +68,9 @@ def json_spellings(characters: Characters) -> str:
     spellings = []
     if plain := overlap(characters, others(MUST_ESCAPE)):
         spellings.append(rust_class(plain))
-    if short_escapes := "".join(letter for code, letter in SHORT.items() if overlap(characters, only(chr(code)))):
-        spellings.append(rf"\\[{short_escapes}]")
+    short_escapes = [letter for code, letter in SHORT.items() if overlap(characters, only(chr(code)))]
+    if short_escapes:
+        spellings.append(rf"\\[{''.join(short_escapes)}]")
     codes = []
     if basic_plane := overlap(characters, ((0, BEYOND - 1),)):
         codes.append(_hexadecimal(basic_plane))
@@ -71,10 +81,11 @@ def json_spellings(characters: Characters) -> str:
 
 def rust_class(characters: Characters) -> str:
     """A class of characters in Rust's syntax."""
-    ranges = (
-        _escaped(first_code) + (f"-{_escaped(last_code)}" if last_code > first_code else "")
-        for first_code, last_code in characters
-    )
+    ranges = []
+    for first_code, last_code in characters:
+        ranges.append(_escaped(first_code))
+        if last_code > first_code:
+            ranges.append(f"-{_escaped(last_code)}")
     return f"[{''.join(ranges)}]"
 
 
@@ -83,11 +94,8 @@ def _one_spelling(character: str) -> str:
     code = ord(character)
     high, low = divmod(code - BEYOND, HALF)
     code_units = [code] if code < BEYOND else [0xD800 + high, 0xDC00 + low]
-    spellings = [
-        "".join(
-            rf"\\u{''.join(_digit_class([int(digit, 16)]) for digit in f'{code_unit:04x}')}" for code_unit in code_units
-        )
-    ]
+    escapes = [rf"\\u{_hexadecimal(((code_unit, code_unit),))}" for code_unit in code_units]
+    spellings = ["".join(escapes)]
     if not overlap(MUST_ESCAPE, only(character)):
         spellings.append(_escaped(code))
     if code in SHORT:
@@ -99,20 +107,26 @@ def _escaped(code: int) -> str:
     return chr(code) if chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
-def _halves(beyond: Characters) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def _halves(characters: Characters) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Surrogate pairs of some characters, as ranges of first and of second halves that combine freely."""
-    blocks = []
-    for first_code, last_code in beyond:
+    half_ranges = []
+
+    def add(high: int, last_high: int, low: int, last_low: int) -> None:
+        half_ranges.append(((0xD800 + high, 0xD800 + last_high), (0xDC00 + low, 0xDC00 + last_low)))
+
+    for first_code, last_code in characters:
         high, low = divmod(first_code - BEYOND, HALF)
         last_high, last_low = divmod(last_code - BEYOND, HALF)
         if low and high < last_high:
-            blocks.append((high, high, low, HALF - 1))
-            high, low = high + 1, 0
+            add(high, high, low, HALF - 1)
+            high += 1
+            low = 0
         if last_low < HALF - 1 and high < last_high:
-            blocks.append((last_high, last_high, 0, last_low))
-            last_high, last_low = last_high - 1, HALF - 1
-        blocks.append((high, last_high, low, last_low))
-    return [((0xD800 + a, 0xD800 + b), (0xDC00 + c, 0xDC00 + d)) for a, b, c, d in blocks]
+            add(last_high, last_high, 0, last_low)
+            last_high -= 1
+            last_low = HALF - 1
+        add(high, last_high, low, last_low)
+    return half_ranges
 
 
 @functools.lru_cache(maxsize=4096)
@@ -126,11 +140,14 @@ def _hexadecimal(ranges: tuple[tuple[int, int], ...], digits: int = 4) -> str:
         subranges = overlap(ranges, ((digit * size, digit * size + size - 1),))
         if subranges:
             tail_ranges = tuple((start - digit * size, end - digit * size) for start, end in subranges)
-            digits_by_tail[_hexadecimal(tail_ranges, digits - 1) if digits > 1 else ""].append(digit)
+            tail = _hexadecimal(tail_ranges, digits - 1) if digits > 1 else ""
+            digits_by_tail[tail].append(digit)
     branches = [_digit_class(leading_digits) + tail for tail, leading_digits in digits_by_tail.items()]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 def _digit_class(digits: list[int]) -> str:
-    hex_digits = "".join(f"{digit:x}" if digit < 10 else f"{digit:x}{digit:X}" for digit in digits)
+    hex_digits = ""
+    for digit in digits:
+        hex_digits += f"{digit:x}" if digit < 10 else f"{digit:x}{digit:X}"
     return hex_digits if len(hex_digits) == 1 else f"[{hex_digits}]"

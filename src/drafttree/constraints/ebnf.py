@@ -4,6 +4,7 @@ llguidance reads a text with automata and parses what they find. Rules that refe
 through others become automata, which are faster.
 """
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -30,24 +31,27 @@ Tokens = list[re.Match[str]]
 """Matches of `TOKEN`, without spaces and comments."""
 
 
-def ebnf_rules(given: object, made: Rules) -> str:
+def ebnf_rules(grammar: object, rules: Rules) -> str:
     """Add the rules of a GBNF grammar to those of an llguidance grammar; return the new name of its rule "root".
 
     Raises:
         ConfigError: the grammar is malformed; the message gives the line and column of a wrong token.
     """
-    text = check_text(NAME, given)
-    rules = _read_rules(text)
-    loops = {name: loop for name, body in rules.items() if (loop := _loop(name, body))}
-    uses = _uses(text, rules)
-    for name in loops:
-        uses[name].discard(name)  # it becomes a repetition
+    text = check_text(NAME, grammar)
+    bodies = _read_rules(text)
+    uses = _uses(text, bodies)
+    loops = dict[str, _Loop]()
+    for name, body in bodies.items():
+        if loop := _loop(name, body):
+            loops[name] = loop
+            uses[name].discard(name)  # it becomes a repetition
     plain_names = _without_circles(uses)
-    names = {name: made.name(plain=name in plain_names) for name in rules}
+    names = {name: rules.name(plain=name in plain_names) for name in bodies}
     try:
-        for name, body in rules.items():
+        for name, body in bodies.items():
             loop = loops.get(name)
-            made.define(names[name], _repetition(text, loop, names) if loop else _Body(text, body, names).written())
+            expression = _repetition(text, loop, names) if loop else _Body(text, body, names).written()
+            rules.define(names[name], expression)
     except RecursionError:
         raise ConfigError(f"invalid {NAME}: its parentheses are nested too deeply; name parts as rules") from None
     return names["root"]
@@ -126,7 +130,7 @@ def _loop(name: str, body: Tokens) -> _Loop | None:
                 repetitions.append(alternative[:-1] if at_end else alternative[1:])
             else:
                 bases.append(alternative)
-        inner_tokens = [token for alternative in (*repetitions, *bases) for token in alternative]
+        inner_tokens = itertools.chain(*repetitions, *bases)
         refers_elsewhere = any(_is_reference(token, name) for token in inner_tokens)
         repeats_itself = any(repetition[0]["repeat"] for repetition in repetitions)  # such as `list ::= list* item`
         if repetitions and bases and not refers_elsewhere and not repeats_itself:
@@ -208,9 +212,8 @@ class _Body:
                 case "text":
                     expression = literal(self._spelled(token))
                 case "class":
-                    expression = (
-                        f"/{read_class(NAME, ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0]))).in_rust()}/"
-                    )
+                    class_text = ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0]))
+                    expression = f"/{read_class(NAME, class_text).in_rust()}/"
                 case "any":
                     expression = r"/[^\n\r]/"
                 case "name":
@@ -222,36 +225,41 @@ class _Body:
                 self._at += 1
             yield expression
 
-    def _repeated(self, part: str, token: re.Match[str]) -> str:
+    def _repeated(self, expression: str, token: re.Match[str]) -> str:
         if token["least"] is None:
-            return f"({part}){token[0]}"
+            return f"({expression}){token[0]}"
         if any(bound_of(digits) > LARGEST for digits in token.group("least", "most") if digits):
             message = f"{token[0][:40]!r} repeats more than {LARGEST} times; lower its bounds"
             raise _wrong(self._text, token, message)
         min_count = bound_of(token["least"])
         max_digits = token["most"]
-        if max_digits and min_count > bound_of(max_digits):
+        if max_digits is None:  # as in {3}
+            return f"({expression}){{{min_count},{min_count}}}"
+        if not max_digits:  # as in {3,}
+            return f"({expression}){{{min_count},}}"
+        max_count = bound_of(max_digits)
+        if min_count > max_count:
             raise _wrong(self._text, token, f"{token[0]!r} ends below its beginning")
-        return f"({part}){{{min_count},{min_count if max_digits is None else max_digits and bound_of(max_digits)}}}"
+        return f"({expression}){{{min_count},{max_count}}}"
 
     def _spelled(self, token: re.Match[str]) -> str:
         """The text that a quoted string stands for, its escapes replaced."""
 
-        def character(found: re.Match[str]) -> str:
-            if found[4] is None:
-                code = int(found[1] or found[2] or found[3], 16)
+        def character(escape: re.Match[str]) -> str:
+            if escape[4] is None:
+                code = int(escape[1] or escape[2] or escape[3], 16)
                 if code > sys.maxunicode or 0xD800 <= code < 0xE000:
-                    raise _wrong(self._text, token, f"{found[0]} is no character")
+                    raise _wrong(self._text, token, f"{escape[0]} is no character")
                 return chr(code)
-            if found[4] not in LETTERS:
-                raise _wrong(self._text, token, f"{found[0]!r} is no escape")
-            return LETTERS[found[4]]
+            if escape[4] not in LETTERS:
+                raise _wrong(self._text, token, f"{escape[0]!r} is no escape")
+            return LETTERS[escape[4]]
 
         return ESCAPE.sub(character, join_halves(NAME, token[0][1:-1]))
 
 
-def _hexadecimal(found: re.Match[str]) -> str:
-    return f"\\x{{{found[3]}}}" if found[3] else found[0]
+def _hexadecimal(escape: re.Match[str]) -> str:
+    return f"\\x{{{escape[3]}}}" if escape[3] else escape[0]
 
 
 def _without_circles(uses: dict[str, set[str]]) -> set[str]:
@@ -261,14 +269,18 @@ def _without_circles(uses: dict[str, set[str]]) -> set[str]:
         uses: names of the rules that each rule refers to directly.
     """
     plain_names = set[str]()
-    while resolved_names := {
-        name for name, used_names in uses.items() if name not in plain_names and used_names <= plain_names
-    }:
+    pending_uses = {**uses}
+    while True:
+        resolved_names = {name for name, used_names in pending_uses.items() if used_names <= plain_names}
+        if not resolved_names:
+            return plain_names
         plain_names |= resolved_names
-    return plain_names
+        for name in resolved_names:
+            del pending_uses[name]
 
 
-def _wrong(text: str, token: re.Match[str], what: str) -> ConfigError:
+def _wrong(text: str, token: re.Match[str], problem: str) -> ConfigError:
     prefix = text[: token.start()]
-    line, column = prefix.count("\n") + 1, token.start() - prefix.rfind("\n")
-    return ConfigError(f"invalid {NAME}: {what} at line {line}, column {column}")
+    line = prefix.count("\n") + 1
+    column = token.start() - prefix.rfind("\n")
+    return ConfigError(f"invalid {NAME}: {problem} at line {line}, column {column}")

@@ -33,14 +33,19 @@ from drafttree.text.vocabulary_map import spell
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
-SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
-"""CPU seconds that the masks of a text may take: at once, for each token, and for each token per column of the logits.
-Once they are spent, drafted tokens get no masks; after another `SECONDS`, the text ends with an error."""
+SECONDS = 0.1
+"""CPU seconds that the masks of a text may take at once; each committed token gives some back, up to this number. Once
+they are spent, drafted tokens get no masks; after another `SECONDS`, the text ends with an error."""
+SECONDS_PER_TOKEN = 0.001
+SECONDS_PER_COLUMN = 2.5e-8
+"""CPU seconds that a committed token gives back, and those that it gives back for each column of the logits."""
 MOST_AT_ONCE = SECONDS / 2
 """The most seconds that one mask counts. A mask of an ambiguous grammar takes about 0.03 s for 150,000 tokens; a longer
 time may be a pause of the machine, which can count as CPU time and must not end a text."""
-LONGEST_FORCED, RECENT = 256, 8
-"""The most bytes of a forced continuation that are tokenized at once, and the tokens before it that are context."""
+LONGEST_FORCED = 256
+"""The most bytes of a forced continuation that are tokenized at once."""
+RECENT = 8
+"""The most tokens before a forced continuation that are taken into account when it is tokenized."""
 MOST_FORCED = 4_096
 """The most bytes of a forced continuation: finding longer ones is slow, and fills the automata that texts share."""
 LONG = 12_000
@@ -179,7 +184,7 @@ class GrammarState:
                 self._masks[path] = self._mask(path)
         if self._seconds < -SECONDS or (() in paths and self._too_much):
             self._compiled.renew()  # what its automata have grown to would stay
-            raise self._costs(self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token")
+            raise self._limit_error(self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
         byte_logits = _of_bytes().to(logits.device)
         return logits.add_(torch.nn.functional.embedding(masks.int(), byte_logits).flatten(1)[:, : self._vocab_size])
@@ -194,7 +199,7 @@ class GrammarState:
         # Other texts of the grammar may have filled the automata that all of them share.
         if not is_end and not self._committed.try_consume_tokens([token]) and not self._takes_anew(token):
             if self._committed.is_error():
-                raise self._costs(one_line(self._committed.get_error()))
+                raise self._limit_error(one_line(self._committed.get_error()))
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
         self._seconds = min(self._seconds + self._per_token, SECONDS)
@@ -202,8 +207,8 @@ class GrammarState:
             self._ahead = self._committed.deep_copy()  # without the masks it keeps, which take 3 ms in prose
         self._look_from_here()
 
-    def forced(self, most: int) -> list[int]:
-        """Up to `most` next tokens if the grammar leaves a single continuation, as the tokenizer spells it.
+    def forced(self, max_count: int) -> list[int]:
+        """Up to `max_count` next tokens if the grammar leaves a single continuation, as the tokenizer spells it.
 
         The last token is left out if the tokenizer would spell it differently before some texts.
         """
@@ -217,7 +222,7 @@ class GrammarState:
                     self._begin_anew()
                 tokenize = self._compiled.vocabulary.tokenize_partial
                 self._forced = [*tokenize(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
-        return self._forced[:most]
+        return self._forced[:max_count]
 
     def share_nothing(self) -> None:
         """Use automata that no other text shares, so that drafts do not depend on other texts."""
@@ -232,8 +237,8 @@ class GrammarState:
             yield
             self._seconds -= min(time.thread_time() - start, MOST_AT_ONCE)
 
-    def _costs(self, what: str) -> ConfigError:
-        return ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
+    def _limit_error(self, reason: str) -> ConfigError:
+        return ConfigError(f"the {self._name} takes too much to follow ({reason}); make it simpler, or less ambiguous")
 
     def _takes_anew(self, token: int) -> bool:
         """Restart with new automata; return whether they accept a token."""
@@ -284,10 +289,11 @@ class GrammarState:
 
     def _move_to(self, path: Path) -> bool:
         """Move the matcher to the end of a path, from the prefix they share; False if the grammar forbids the path."""
-        shared_length = next(
-            (index for index, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None
-        )
-        shared_length = min(len(self._matched), len(path)) if shared_length is None else shared_length
+        shared_length = 0
+        for matched_token, token in zip(self._matched, path, strict=False):
+            if matched_token != token:
+                break
+            shared_length += 1
         if len(self._matched) > shared_length:
             self._ahead.rollback(len(self._matched) - shared_length)
             del self._matched[shared_length:]
@@ -345,9 +351,11 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
     """llguidance's vocabulary, from the bytes of each token; tokens without bytes are never allowed."""
 
     class Spelled:
-        eos_token_id = eos[0]
-        bos_token_id = None
-        special_token_ids, tokens = [*eos], [*token_bytes(tokenizer, vocab_size)]
+        def __init__(self) -> None:
+            self.eos_token_id = eos[0]
+            self.bos_token_id = None
+            self.special_token_ids = [*eos]
+            self.tokens = [*token_bytes(tokenizer, vocab_size)]
 
         def __call__(self, text: str) -> list[int]:
             """Token ids of a forced text; empty if the tokenizer changes the text."""

@@ -44,28 +44,30 @@ class Bound:
 ZERO = Bound(Decimal(0))
 
 
-def number_pattern(least: Bound | None, most: Bound | None, *, whole: bool) -> str:
+def number_pattern(lower_bound: Bound | None, upper_bound: Bound | None, *, whole: bool) -> str:
     """The pattern of the numbers between two bounds; "" if there are none.
 
     Args:
-        least: the lower bound; None for none.
-        most: the upper bound; None for none.
+        lower_bound: the lower bound; None for none.
+        upper_bound: the upper bound; None for none.
         whole: whether only whole numbers are wanted.
     """
-    if least is None and most is None:
+    if lower_bound is None and upper_bound is None:
         return WHOLE if whole else ANY_NUMBER
     if whole:
-        least, most = _whole(least, up=True), _whole(most, up=False)
-    if least and most and (least.value > most.value or (least.value == most.value and (least.open or most.open))):
+        lower_bound = _whole(lower_bound, up=True)
+        upper_bound = _whole(upper_bound, up=False)
+    if lower_bound and upper_bound and lower_bound.value > upper_bound.value:
         return ""
-    if least and most and least.value == most.value:
-        return _written(least.value).replace(".", r"\.")
+    if lower_bound and upper_bound and lower_bound.value == upper_bound.value:
+        return "" if lower_bound.open or upper_bound.open else _written(lower_bound.value).replace(".", r"\.")
     alternatives = []
-    if most is None or most.value >= 0:
-        alternatives.append(_positive(least if least and least.value >= 0 else ZERO, most, whole=whole))
-    if least is None or least.value < 0:
-        nearest_bound = most.mirrored() if most and most.value <= 0 else ZERO
-        negative_pattern = _positive(nearest_bound, least and least.mirrored(), whole=whole)
+    if upper_bound is None or upper_bound.value >= 0:
+        nearest_bound = lower_bound if lower_bound and lower_bound.value >= 0 else ZERO
+        alternatives.append(_positive(nearest_bound, upper_bound, whole=whole))
+    if lower_bound is None or lower_bound.value < 0:
+        nearest_bound = upper_bound.mirrored() if upper_bound and upper_bound.value <= 0 else ZERO
+        negative_pattern = _positive(nearest_bound, lower_bound and lower_bound.mirrored(), whole=whole)
         alternatives.append(f"-(?:{negative_pattern})" if negative_pattern else "")
     return "|".join(filter(None, alternatives))
 
@@ -102,24 +104,25 @@ def _written(value: Decimal) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def _positive(least: Bound, most: Bound | None, *, whole: bool) -> str:
+def _positive(lower_bound: Bound, upper_bound: Bound | None, *, whole: bool) -> str:
     """The pattern of the numbers between two bounds that are not negative."""
-    length = len(_written(least.value).partition(".")[0])
-    if most is None:
+    length = len(_written(lower_bound.value).partition(".")[0])
+    if upper_bound is None:
         longer_pattern = f"[1-9][0-9]{{{length},}}{'' if whole else FRACTION}"
-        return "|".join(filter(None, [_of_length(length, least, None, whole=whole), longer_pattern]))
-    max_length = len(_written(most.value).partition(".")[0])
+        return "|".join(filter(None, [_of_length(length, lower_bound, None, whole=whole), longer_pattern]))
+    max_length = len(_written(upper_bound.value).partition(".")[0])
     alternatives = []
     for digits in range(length, max_length + 1):
-        lower = least if digits == length else Bound(Decimal(10) ** (digits - 1))
-        alternatives.append(_of_length(digits, lower, most if digits == max_length else None, whole=whole))
+        shortest_bound = lower_bound if digits == length else Bound(Decimal(10) ** (digits - 1))
+        longest_bound = upper_bound if digits == max_length else None
+        alternatives.append(_of_length(digits, shortest_bound, longest_bound, whole=whole))
     return "|".join(filter(None, alternatives))
 
 
-def _of_length(length: int, least: Bound, most: Bound | None, *, whole: bool) -> str:
+def _of_length(length: int, lower_bound: Bound, upper_bound: Bound | None, *, whole: bool) -> str:
     """The pattern of the numbers between two bounds with `length` digits before the point."""
-    lower = _Digits.of(least) if least else None
-    upper = _Digits.of(most) if most else None
+    lower = _Digits.of(lower_bound) if lower_bound else None
+    upper = _Digits.of(upper_bound) if upper_bound else None
     return _before_point(length, lower, upper, whole=whole) or ""
 
 
@@ -154,15 +157,15 @@ class _Digits:
         return not self.after
 
 
-def _before_point(left: int, lower: _Digits | None, upper: _Digits | None, *, whole: bool) -> str | None:
-    """The pattern of the rest of a number with `left` more digits before the point; None if nothing can follow."""
+def _before_point(digit_count: int, lower: _Digits | None, upper: _Digits | None, *, whole: bool) -> str | None:
+    """The pattern of the rest of a number, with `digit_count` digits before the point; None if nothing can follow."""
     if lower is None and upper is None:
-        return _repeat("[0-9]", left) + ("" if whole else FRACTION)
-    if left:
-        return _next_digit(lower, upper, lambda low, high: _before_point(left - 1, low, high, whole=whole))
-    ends = (lower is None or (lower.is_met and not lower.open)) and (
-        upper is None or not upper.is_met or not upper.open
-    )
+        return _repeat("[0-9]", digit_count) + ("" if whole else FRACTION)
+    if digit_count:
+        return _next_digit(lower, upper, lambda low, high: _before_point(digit_count - 1, low, high, whole=whole))
+    meets_lower = lower is None or (lower.is_met and not lower.open)
+    meets_upper = upper is None or not upper.is_met or not upper.open
+    ends = meets_lower and meets_upper
     fraction = None if whole else _after_point(lower, upper, begun=False)
     if fraction is None:
         return "" if ends else None
@@ -183,7 +186,8 @@ def _after_point(lower: _Digits | None, upper: _Digits | None, *, begun: bool = 
     if upper and upper.is_met and (lower is None or lower.is_met):
         return None if upper.open or (lower and lower.open) else f"0{quantifier}"
     pattern = _next_digit(lower, upper, _after_point)
-    ends = begun and (lower is None or (lower.is_met and not lower.open)) and not (upper and upper.is_met)
+    meets_lower = lower is None or (lower.is_met and not lower.open)
+    ends = begun and meets_lower and not (upper and upper.is_met)
     if pattern is None:
         return "" if ends else None
     return f"{pattern}{'?' * ends}"
@@ -199,18 +203,28 @@ def _next_digit(
         upper: the rest of the upper bound; None if the number is already below it.
         following: makes the pattern after the digit from the remaining bounds; None if nothing can follow.
     """
-    low, high = lower.first() if lower else 0, upper.first() if upper else 9
-    remainders = lower and lower.without_first(), upper and upper.without_first()
-    if lower and upper and low == high:
-        branches = [(low, low, *remainders)]
-    else:
-        branches = [(low, low, remainders[0], None)] * bool(lower) + [(high, high, None, remainders[1])] * bool(upper)
-        branches.append((low + bool(lower), high - bool(upper), None, None))
+    min_digit = lower.first() if lower else 0
+    max_digit = upper.first() if upper else 9
     alternatives = []
-    for low_digit, high_digit, lower_remainder, upper_remainder in branches:
-        tail = following(lower_remainder, upper_remainder) if low_digit <= high_digit else None
+
+    def add(digits: str, lower_remainder: _Digits | None, upper_remainder: _Digits | None) -> None:
+        tail = following(lower_remainder, upper_remainder)
         if tail is not None:
-            alternatives.append(f"{low_digit if low_digit == high_digit else f'[{low_digit}-{high_digit}]'}{tail}")
+            alternatives.append(f"{digits}{tail}")
+
+    if lower and upper and min_digit == max_digit:
+        add(str(min_digit), lower.without_first(), upper.without_first())
+    else:
+        if lower:
+            add(str(min_digit), lower.without_first(), None)
+            min_digit += 1
+        if upper:
+            add(str(max_digit), None, upper.without_first())
+            max_digit -= 1
+        if min_digit == max_digit:
+            add(str(min_digit), None, None)
+        elif min_digit < max_digit:
+            add(f"[{min_digit}-{max_digit}]", None, None)
     return f"(?:{'|'.join(alternatives)})" if alternatives else None
 
 

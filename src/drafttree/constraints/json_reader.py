@@ -85,45 +85,48 @@ class ValueReader:
             raise ConfigError(f"invalid JSON schema: {location!r} refers to itself beside other keywords")
         return self.resolve(value) if isinstance(value, Reference) else value
 
-    def both(self, one: Value, other: Value) -> Value:
+    def both(self, left: Value, right: Value) -> Value:
         """The values that both allow."""
-        if isinstance(one, Anything) or (isinstance(one, Reference) and one == other):
-            return other
-        if isinstance(other, Anything):
-            return one
-        if isinstance(one, Reference):
-            return self.both(self.resolve(one), other)
-        if isinstance(other, Reference):
-            return self.both(one, self.resolve(other))
-        if isinstance(one, Several):
-            return several(*(self.both(member, other) for member in one.members))
-        if isinstance(other, Several):
-            return several(*(self.both(one, member) for member in other.members))
-        match one, other:
+        if isinstance(left, Anything) or (isinstance(left, Reference) and left == right):
+            return right
+        if isinstance(right, Anything):
+            return left
+        if isinstance(left, Reference):
+            return self.both(self.resolve(left), right)
+        if isinstance(right, Reference):
+            return self.both(left, self.resolve(right))
+        if isinstance(left, Several):
+            return several(*(self.both(member, right) for member in left.members))
+        if isinstance(right, Several):
+            return several(*(self.both(left, member) for member in right.members))
+        match left, right:
             case Words(), Words():
-                return Words(one.words & other.words) if one.words & other.words else NOTHING
+                return Words(left.words & right.words) if left.words & right.words else NOTHING
             case Number(), Number():
-                return _both_numbers(one, other)
+                return _both_numbers(left, right)
             case Text(), Text():
-                return self._both_texts(one, other)
+                return self._both_texts(left, right)
             case Array(), Array():
-                return self._both_arrays(one, other)
+                return self._both_arrays(left, right)
             case Object(), Object():
-                return self._both_objects(one, other)
+                return self._both_objects(left, right)
         return NOTHING
 
     def property_of(self, value: Object, name: str) -> Value:
         """The values of an object's property with a name."""
         if name in value.named:
             return value.named[name]
-        candidates = (candidate for pattern, candidate in value.matched.items() if self.matching(pattern, [name]))
-        return next(candidates, value.further)
+        for pattern, matched_value in value.matched.items():
+            if self.matching(pattern, [name]):
+                return matched_value
+        return value.further
 
     def matching(self, pattern: str, texts: Iterable[str]) -> list[str]:
         """The texts in which a pattern matches some part."""
         texts = [*texts]
         verdicts = self._matched.setdefault(pattern, {})
-        if unchecked_texts := [text for text in texts if text not in verdicts]:
+        unchecked_texts = [text for text in texts if text not in verdicts]
+        if unchecked_texts:
             rules = Rules()
             automaton = rules.add(texts_with("JSON schema", pattern, rules, as_json=False), plain=True)
             verdicts |= zip(unchecked_texts, matching(rules.grammar(automaton), unchecked_texts), strict=True)
@@ -142,8 +145,10 @@ class ValueReader:
             case "number" | "integer":
                 return _number(schema, whole=name == "integer")
             case "string":
-                patterns = [schema["pattern"]] if "pattern" in schema else []
-                return Text((*patterns, *FORMATS.get(schema.get("format", ""), ())), _count(schema, "Length"))
+                patterns = FORMATS.get(schema.get("format", ""), ())
+                if "pattern" in schema:
+                    patterns = (schema["pattern"], *patterns)
+                return Text(patterns, _count(schema, "Length"))
             case "array":
                 return self._array(schema)
         return self._object(schema)
@@ -158,10 +163,8 @@ class ValueReader:
         return Array(tuple(map(self.read, prefix_items)), self.read(item_schema), _count(schema, "Items"))
 
     def _object(self, schema: Schema) -> Value:
-        properties = {name: self.read(subschema) for name, subschema in dict_entry(schema, "properties").items()}
-        pattern_properties = {
-            pattern: self.read(subschema) for pattern, subschema in dict_entry(schema, "patternProperties").items()
-        }
+        properties = self._read_map(dict_entry(schema, "properties"))
+        pattern_properties = self._read_map(dict_entry(schema, "patternProperties"))
         for pattern, value in pattern_properties.items():
             for name in self.matching(pattern, properties):
                 properties[name] = self.both(properties[name], value)
@@ -171,37 +174,43 @@ class ValueReader:
             Object(properties, pattern_properties, additional_property, required_names, _count(schema, "Properties"))
         )
 
-    def _both_texts(self, one: Text, other: Text) -> Value:
-        patterns = tuple(dict.fromkeys([*one.patterns, *other.patterns]))
-        length = one.length.both(other.length)
-        if one.listed is None and other.listed is None:
+    def _read_map(self, schemas: Schema) -> dict[str, Value]:
+        return {name: self.read(schema) for name, schema in schemas.items()}
+
+    def _both_texts(self, left: Text, right: Text) -> Value:
+        patterns = tuple(dict.fromkeys([*left.patterns, *right.patterns]))
+        length = left.length.both(right.length)
+        listed_texts = right.listed if left.listed is None else left.listed
+        if listed_texts is None:
             return Text(patterns, length)
-        texts = [text for text in (one.listed or other.listed or ()) if len(text) in length]
-        if one.listed is not None and other.listed is not None:
-            other_texts = {*other.listed}
+        texts = [text for text in listed_texts if len(text) in length]
+        if right.listed is not None:
+            other_texts = {*right.listed}
             texts = [text for text in texts if text in other_texts]
         for pattern in patterns:
             texts = self.matching(pattern, texts)
         return Text(listed=tuple(texts)) if texts else NOTHING
 
-    def _both_arrays(self, one: Array, other: Array) -> Array:
-        count = max(len(one.first), len(other.first))
-        items = [[*array.first, *[array.further] * (count - len(array.first))] for array in (one, other)]
-        first_items = tuple(map(self.both, *items))
-        return Array(first_items, self.both(one.further, other.further), one.length.both(other.length))
+    def _both_arrays(self, left: Array, right: Array) -> Array:
+        first_items = list[Value]()
+        for index in range(max(len(left.first), len(right.first))):
+            first_items.append(self.both(left.item(index), right.item(index)))
+        further_item = self.both(left.further, right.further)
+        return Array(tuple(first_items), further_item, left.length.both(right.length))
 
-    def _both_objects(self, one: Object, other: Object) -> Value:
-        names = dict.fromkeys([*one.named, *other.named])
-        patterns = dict.fromkeys([*one.matched, *other.matched])
-        properties = {name: self.both(self.property_of(one, name), self.property_of(other, name)) for name in names}
+    def _both_objects(self, left: Object, right: Object) -> Value:
+        names = dict.fromkeys([*left.named, *right.named])
+        patterns = dict.fromkeys([*left.matched, *right.matched])
+        properties = {name: self.both(self.property_of(left, name), self.property_of(right, name)) for name in names}
         pattern_properties = {}
         for pattern in patterns:  # any two exclude each other
-            values = [value.matched.get(pattern, value.further) for value in (one, other)]
-            pattern_properties[pattern] = self.both(*values)
-        additional_property = self.both(one.further, other.further)
-        required_names = tuple(dict.fromkeys([*one.needed, *other.needed]))
+            one_property = left.matched.get(pattern, left.further)
+            other_property = right.matched.get(pattern, right.further)
+            pattern_properties[pattern] = self.both(one_property, other_property)
+        additional_property = self.both(left.further, right.further)
+        required_names = tuple(dict.fromkeys([*left.needed, *right.needed]))
         return _possible(
-            Object(properties, pattern_properties, additional_property, required_names, one.size.both(other.size))
+            Object(properties, pattern_properties, additional_property, required_names, left.size.both(right.size))
         )
 
 
@@ -210,8 +219,8 @@ def _possible(value: Object) -> Value:
     return value if value.size.both(Count(len(value.needed))).is_possible else NOTHING
 
 
-def _count(schema: Schema, what: str) -> Count:
-    return Count(schema.get(f"min{what}", 0), schema.get(f"max{what}"))
+def _count(schema: Schema, suffix: str) -> Count:
+    return Count(schema.get(f"min{suffix}", 0), schema.get(f"max{suffix}"))
 
 
 def _constants(values: list[Any]) -> Value:
@@ -236,26 +245,27 @@ def _constants(values: list[Any]) -> Value:
 def _number(schema: Schema, *, whole: bool) -> Number:
     """The numbers that a schema allows; in draft 4, `exclusiveMinimum` is a flag that makes `minimum` exclusive."""
 
-    def bound(inside: str, outside: str) -> list[Bound]:
+    def bounds_of(keyword: str, exclusive_keyword: str) -> list[Bound]:
         bounds = []
-        exclusive_bound = schema.get(outside)
-        if inside in schema:
-            bounds.append(Bound.of(schema[inside], open=exclusive_bound is True))
+        exclusive_bound = schema.get(exclusive_keyword)
+        if keyword in schema:
+            bounds.append(Bound.of(schema[keyword], open=exclusive_bound is True))
         if exclusive_bound is not None and not isinstance(exclusive_bound, bool):
             bounds.append(Bound.of(exclusive_bound, open=True))
         return bounds
 
+    lower_bound = _inmost(*bounds_of("minimum", "exclusiveMinimum"), up=True)
+    upper_bound = _inmost(*bounds_of("maximum", "exclusiveMaximum"), up=False)
     multiple = schema.get("multipleOf")
-    lower_bounds, upper_bounds = bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum")
     exact_multiple = None if multiple is None else abs(Decimal(repr(multiple)))
-    return Number(_inmost(*lower_bounds, up=True), _inmost(*upper_bounds, up=False), whole, exact_multiple)
+    return Number(lower_bound, upper_bound, whole, exact_multiple)
 
 
-def _both_numbers(one: Number, other: Number) -> Number:
-    lower_bound, upper_bound = _inmost(one.least, other.least, up=True), _inmost(one.most, other.most, up=False)
-    return Number(
-        lower_bound, upper_bound, one.whole or other.whole, one.multiple if other.multiple is None else other.multiple
-    )
+def _both_numbers(left: Number, right: Number) -> Number:
+    lower_bound = _inmost(left.least, right.least, up=True)
+    upper_bound = _inmost(left.most, right.most, up=False)
+    multiple = left.multiple if right.multiple is None else right.multiple
+    return Number(lower_bound, upper_bound, left.whole or right.whole, multiple)
 
 
 def _inmost(*bounds: Bound | None, up: bool) -> Bound | None:
@@ -264,4 +274,5 @@ def _inmost(*bounds: Bound | None, up: bool) -> Bound | None:
     if not values:
         return None
     value = max(values) if up else min(values)
-    return Bound(value, any(bound.open for bound in bounds if bound and bound.value == value))
+    is_open = any(bound.open for bound in bounds if bound and bound.value == value)
+    return Bound(value, is_open)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import groupby, product
 from math import ceil, floor
+from typing import NamedTuple
 
 from drafttree.constraints.characters import EVERY, json_spelling, json_spellings
 from drafttree.constraints.json_numbers import ANY_NUMBER, Bound, inward, number_pattern
@@ -35,6 +36,18 @@ SIGNS = {"{": "{", "}": "}", "[": "[", "]": "]", ",": ", ", ":": ": "}
 """The signs between elements, as `json.dumps` writes them."""
 SPACE = r"[ \n\r\t]*"
 QUOTE = literal('"')
+
+
+class _Property(NamedTuple):
+    """A property that a schema names.
+
+    Attributes:
+        texts: the expression of its name and value.
+        is_required: whether each object has it.
+    """
+
+    texts: str
+    is_required: bool
 
 
 class JsonRules:
@@ -98,7 +111,8 @@ class JsonRules:
     def _sign(self, sign: str) -> str:
         if not self._any_whitespace:
             return literal(SIGNS[sign])
-        space_before, space_after = SPACE * (sign not in "{["), SPACE * (sign not in "}]")
+        space_before = "" if sign in "{[" else SPACE
+        space_after = "" if sign in "}]" else SPACE
         return rf"/{space_before}\{sign}{space_after}/"
 
     def _within(self, begin: str, texts: str, end: str) -> str:
@@ -143,8 +157,9 @@ class JsonRules:
             return ""
         bounds = {}
         if least_multiple is not None:
-            # -0 is no multiple above zero
-            bounds["minimum"] = inward(least_multiple - step / 2 if least_multiple else least_multiple, up=True)
+            # Zero stays the bound: below it, llguidance would allow -0.
+            lower_bound = least_multiple - step / 2 if least_multiple else least_multiple
+            bounds["minimum"] = inward(lower_bound, up=True)
         if largest_multiple is not None:
             bounds["maximum"] = inward(largest_multiple + step / 2, up=False)
         type_name = "integer" if value.whole else "number"
@@ -168,11 +183,9 @@ class JsonRules:
         length = Count(value.length.least, max_length if further_item else len(first_items))
         if not length.is_possible:
             return ""
-        items = (
-            self._items(further_item, length.beyond(len(first_items)), begun=bool(first_items))
-            if further_item
-            else EMPTY
-        )
+        items = EMPTY
+        if further_item:
+            items = self._items(further_item, length.beyond(len(first_items)), begun=bool(first_items))
         for index in reversed(range(len(first_items))):
             comma = self._sign(",") if index else ""
             items = self._rule(f"({comma} {first_items[index]} {items}){_optional(index >= length.least)}")
@@ -180,85 +193,82 @@ class JsonRules:
 
     def _object(self, value: Object) -> str:
         property_values = {name: self._reader.property_of(value, name) for name in (*value.named, *value.needed)}
-        properties = []
+        properties = list[_Property]()
         for name, property_value in property_values.items():
+            is_required = name in value.needed
             if texts := self._expression(property_value):
-                # Without the colon: the longer text would hide other names that are possible in its place.
-                properties.append((f"{self._terminal(_fixed(name))} {self._sign(':')} {texts}", name in value.needed))
-            elif name in value.needed:
+                # The name without the colon: the longer text would hide other names that are possible in its place.
+                name_terminal = self._terminal(_fixed(name))
+                properties.append(_Property(f"{name_terminal} {self._sign(':')} {texts}", is_required))
+            elif is_required:
                 return ""
         further_property = self._further(value, [*property_values])
         chain = self._chain(properties, further_property, value.size.beyond(len(value.needed)))
         return self._rule(self._within("{", chain, "}")) if chain else ""
 
-    def _chain(self, properties: list[tuple[str, bool]], further: str, count: Count) -> str:
+    def _chain(self, properties: list[_Property], further_property: str, count: Count) -> str:
         """The expression of properties in their order, followed by further ones; "" if there is no such object.
 
         Args:
-            properties: the expression of each, and whether it is required.
-            further: the expression of a further property; "" for none.
+            properties: the named properties.
+            further_property: the expression of a further property; "" for none.
             count: the number of properties that are not required. If `properties` has some, llguidance's reader of
                 schemas allows only counts of one, so there are few rules.
         """
-        max_optional = (
-            (count.least if count.most is None else count.most)
-            if not all(is_required for _, is_required in properties)
-            else 0
-        )
+        max_optional = 0
+        if not all(named_property.is_required for named_property in properties):
+            max_optional = count.least if count.most is None else count.most
         # Expressions of the rest, by whether a property precedes it, and by the number of optional ones before.
         tails = {}
         for has_previous, optional_count in product((False, True), range(max_optional + 1)):
-            remaining_count = count.beyond(optional_count)
-            tails[has_previous, optional_count] = (
-                self._items(further, remaining_count, begun=has_previous)
-                if further
-                else ""
-                if remaining_count.least
-                else EMPTY
+            tails[has_previous, optional_count] = self._tail(
+                further_property, count.beyond(optional_count), begun=has_previous
             )
         for texts, is_required in reversed(properties):
             longer_tails = {}
             for has_previous, optional_count in tails:
-                next_count = (
-                    optional_count
-                    if is_required
-                    else optional_count + 1
-                    if count.most is not None
-                    else min(optional_count + 1, max_optional)
-                )
+                next_count = optional_count if is_required else optional_count + 1
+                if count.most is None:
+                    next_count = min(next_count, max_optional)
                 element = f"{self._sign(',')} {texts}" if has_previous else texts
                 tail = tails.get((True, next_count), "")
                 tail_without = "" if is_required else tails[has_previous, optional_count]
                 if tail and tail == tail_without:
                     longer_tails[has_previous, optional_count] = self._rule(f"({element})? {tail}")
                 else:
-                    alternatives = [f"{element} {tail}"] * bool(tail) + [tail_without] * bool(tail_without)
+                    tail_with = f"{element} {tail}" if tail else ""
+                    alternatives = filter(None, [tail_with, tail_without])
                     longer_tails[has_previous, optional_count] = self._rule(" | ".join(alternatives))
             tails = longer_tails
         return tails[False, 0]
+
+    def _tail(self, further_property: str, count: Count, *, begun: bool) -> str:
+        """The expression of further properties, as `_items`; "" if there are none but some are needed."""
+        if further_property:
+            return self._items(further_property, count, begun=begun)
+        return "" if count.least else EMPTY
 
     def _further(self, value: Object, names: list[str]) -> str:
         """The expression of a property whose name is not among `names`; "" if there may be none."""
         if not value.matched and value.further == Several():
             return ""
         name_terminals = {name: self._terminal(f'/"{json_spelling(name)}"/') for name in names}
-        pattern_terminals = {
-            pattern: self._terminal(text_expression(Text((pattern,)), self._rules)) for pattern in value.matched
-        }
-        properties = []
+        pattern_terminals = dict[str, str]()
+        for pattern in value.matched:
+            pattern_terminals[pattern] = self._terminal(text_expression(Text((pattern,)), self._rules))
+        alternatives = list[str]()
+
+        def add(name_terminal: str, excluded_terminals: list[str], property_value: Value) -> None:
+            name = self._without(name_terminal, excluded_terminals)
+            if texts := self._expression(property_value):
+                alternatives.append(f"{name} {self._sign(':')} {texts}")
+
         for pattern, property_value in value.matched.items():
-            excluded_terminals = [name_terminals[name] for name in self._reader.matching(pattern, names)]
-            properties.append(
-                (self._without(pattern_terminals[pattern], excluded_terminals), self._expression(property_value))
-            )
+            matching_names = self._reader.matching(pattern, names)
+            add(pattern_terminals[pattern], [name_terminals[name] for name in matching_names], property_value)
         string = self._terminal(text_expression(Text(), self._rules))
-        properties.append(
-            (
-                self._without(string, [*name_terminals.values(), *pattern_terminals.values()]),
-                self._expression(value.further),
-            )
-        )
-        return self._rule(" | ".join(f"{name} {self._sign(':')} {texts}" for name, texts in properties if texts))
+        add(string, [*name_terminals.values(), *pattern_terminals.values()], value.further)
+        return self._rule(" | ".join(alternatives))
 
     def _without(self, texts: str, excluded: list[str]) -> str:
         """The automaton of some texts without the excluded ones."""
@@ -276,8 +286,10 @@ def is_possible(value: Text) -> bool:
 
 def text_expression(value: Text, rules: Rules) -> str:
     """The expression, for an automaton, of the strings that match patterns and a length."""
-    expressions = [texts_with("JSON schema", pattern, rules, as_json=True) for pattern in value.patterns]
-    texts = [f"{QUOTE} {expression} {QUOTE}" for expression in expressions]
+    texts = list[str]()
+    for pattern in value.patterns:
+        inner_texts = texts_with("JSON schema", pattern, rules, as_json=True)
+        texts.append(f"{QUOTE} {inner_texts} {QUOTE}")
     if not texts or not value.length.is_free:
         character = rules.add(f"/{json_spellings(EVERY)}/", plain=True)
         texts.append(f"{QUOTE} {repeated(character, value.length.least, value.length.most)} {QUOTE}")
@@ -286,8 +298,11 @@ def text_expression(value: Text, rules: Rules) -> str:
 
 def _fixed(text: str) -> str:
     """The expression, for an automaton, of a name or constant, in quotes."""
-    runs = [(plain, "".join(run)) for plain, run in groupby(text, PLAIN.__contains__)]
-    return " ".join([QUOTE, *(literal(run) if plain else f"/{json_spelling(run)}/" for plain, run in runs), QUOTE])
+    expressions = [QUOTE]
+    for is_plain, characters in groupby(text, PLAIN.__contains__):
+        run = "".join(characters)
+        expressions.append(literal(run) if is_plain else f"/{json_spelling(run)}/")
+    return " ".join([*expressions, QUOTE])
 
 
 def _optional(optional: bool) -> str:

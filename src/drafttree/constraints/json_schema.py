@@ -10,10 +10,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import combinations
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel
 from pydantic.errors import PydanticUserError
@@ -134,6 +134,18 @@ def load_schema(schema: object) -> Any:
     raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {type_name}")
 
 
+class _CheckedSchema(NamedTuple):
+    """A schema that was checked.
+
+    Attributes:
+        schema: the schema.
+        is_joined: whether its values must conform to other schemas too, which is checked more strictly.
+    """
+
+    schema: Schema
+    is_joined: bool
+
+
 def prepare_schema(root: Any) -> Any:
     """Check that a schema can be enforced completely, and rewrite it with fewer keywords.
 
@@ -150,18 +162,22 @@ def prepare_schema(root: Any) -> Any:
     drop_nulls(root)
     _check_numbers(root)
     comparison = SchemaComparison(root)
-    schemas = dict[int, tuple[Schema, bool]]()
-    patterns = 0
+    schemas = dict[int, _CheckedSchema]()
+    pattern_count = 0
     pending = [("#", root, False)]
     while pending:
         location, schema, is_joined = pending.pop()
-        if not isinstance(schema, dict) or (id(schema) in schemas and schemas[id(schema)][1] >= is_joined):
+        if not isinstance(schema, dict):
+            continue
+        checked_schema = schemas.get(id(schema))
+        if checked_schema is None:
+            pattern_count += len(dict_entry(schema, "patternProperties"))
+        elif checked_schema.is_joined or not is_joined:
             continue
         is_joined = is_joined or _joins(schema)
-        patterns += len(dict_entry(schema, "patternProperties")) * (id(schema) not in schemas)
-        if patterns > MAX_PATTERNS:
+        if pattern_count > MAX_PATTERNS:
             raise ConfigError(f"invalid JSON schema: it has more than {MAX_PATTERNS} 'patternProperties'; give fewer")
-        schemas[id(schema)] = schema, is_joined
+        schemas[id(schema)] = _CheckedSchema(schema, is_joined)
         if len(schemas) > MAX_SCHEMAS:
             raise ConfigError(f"invalid JSON schema: it has more than {MAX_SCHEMAS} schemas; give fewer")
         if constraint := next(_unenforced(schema, comparison, nested=location != "#", joined=is_joined), None):
@@ -169,8 +185,8 @@ def prepare_schema(root: Any) -> Any:
         pending += [(f"{location}/{name}", subschema, is_joined) for name, subschema in _subschemas(schema)]
         if isinstance(reference := schema.get("$ref"), str):
             pending.append((reference, comparison.resolve(reference), is_joined))
-    for schema, is_joined in schemas.values():
-        _rewrite(schema, joined=is_joined)
+    for checked_schema in schemas.values():
+        _rewrite(checked_schema.schema, joined=checked_schema.is_joined)
     if isinstance(root, dict):
         root.pop("$id", None)
     return root
@@ -179,17 +195,18 @@ def prepare_schema(root: Any) -> Any:
 def drop_nulls(root: Any) -> Any:
     """Remove the keywords of a schema that are null, which some clients send for keywords that are not set."""
     for schema in _schemas(root):
-        for keyword in [name for name, value in schema.items() if value is None and name not in MAY_BE_NULL]:
-            del schema[keyword]
+        for keyword, value in [*schema.items()]:
+            if value is None and keyword not in MAY_BE_NULL:
+                del schema[keyword]
     return root
 
 
-def _place(root: Any, told: str) -> str:
+def _place(root: Any, problem: str) -> str:
     """The location of the innermost schema that has the same error as the whole document.
 
     Args:
         root: the document.
-        told: llguidance's error.
+        problem: llguidance's error.
     """
     location = "#"
     schema = root
@@ -202,7 +219,7 @@ def _place(root: Any, told: str) -> str:
             if attempts > MAX_PLACES:
                 return location
             expression = json_texts({**definitions, "allOf": [subschema]})
-            if not name.startswith((*definitions,)) and problem_of(Rules().grammar(expression)) == told:
+            if not name.startswith((*definitions,)) and problem_of(Rules().grammar(expression)) == problem:
                 location = f"{location}/{name}"
                 schema = subschema
                 break
@@ -221,19 +238,23 @@ def _joins(schema: Schema) -> bool:
 def _check_nesting(root: Any) -> None:
     level = [root]
     for _ in range(MAX_NESTING + 1):
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
+        level = [child for value in level for child in _children(value)]
     if level:
         raise ConfigError(f"invalid JSON schema: it is nested more than {MAX_NESTING} levels deep; name parts in $defs")
 
 
+def _children(value: Any) -> Iterable[Any]:
+    """The values directly inside another."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def _check_numbers(schema: Any) -> None:
     for number in _numbers(schema):
-        if not (abs(number) <= sys.float_info.max if isinstance(number, int) else math.isfinite(number)):
+        # A whole number may be too large for `isfinite`.
+        is_readable = abs(number) <= sys.float_info.max if isinstance(number, int) else math.isfinite(number)
+        if not is_readable:
             raise ConfigError(f"invalid JSON schema: {_shown(number)} is not a number that can be read; leave it out")
 
 
@@ -266,13 +287,15 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
         if keyword in schema:
             yield keyword, schema[keyword]
     if isinstance(schema.get("items"), list):
-        yield from ((f"items/{index}", subschema) for index, subschema in enumerate(schema["items"]))
+        for index, subschema in enumerate(schema["items"]):
+            yield f"items/{index}", subschema
     for keyword in MAPS_OF_SCHEMAS:
-        if isinstance(subschemas := schema.get(keyword), dict):
-            yield from ((f"{keyword}/{name}", subschema) for name, subschema in subschemas.items())
+        for name, subschema in dict_entry(schema, keyword).items():
+            yield f"{keyword}/{name}", subschema
     for keyword in LISTS_OF_SCHEMAS:
         if isinstance(subschemas := schema.get(keyword), list):
-            yield from ((f"{keyword}/{index}", subschema) for index, subschema in enumerate(subschemas))
+            for index, subschema in enumerate(subschemas):
+                yield f"{keyword}/{index}", subschema
 
 
 def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
@@ -284,7 +307,9 @@ def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, j
         nested: whether it is inside another schema.
         joined: whether its values must conform to other schemas too.
     """
-    yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
+    for keyword in UNSUPPORTED_KEYWORDS:
+        if keyword in schema:
+            yield repr(keyword)
     if not isinstance(schema.get("required", []), list) and schema["required"] is not False:
         yield f"'required' {_shown(schema['required'])} (in draft 3; now the object lists its properties' names)"
     if len(dict_entry(schema, "properties").keys() - {*required(schema)}) > MAX_OPTIONAL:
@@ -311,7 +336,8 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
         if _is_number(bound) and Bound.of(bound).decimals > MOST_DECIMALS:
             yield f"{keyword!r} of {_shown(bound)}, which has more than {MOST_DECIMALS} decimals,"
-    minimum, maximum = schema.get("minimum"), schema.get("maximum")
+    minimum = schema.get("minimum")
+    maximum = schema.get("maximum")
     if _is_number(minimum) and _is_number(maximum) and minimum > maximum:
         yield f"'minimum' {_shown(minimum)} above 'maximum' {_shown(maximum)}"
     for keyword in ("const", "enum"):
@@ -336,11 +362,10 @@ def _unenforced_names(schema: Schema, *, joined: bool) -> Iterator[str]:
         yield f"'minProperties' {_shown(min_properties)}, which one name several times would meet,"
     if "propertyNames" in schema and schema["propertyNames"] is not True:
         siblings = schema.keys() & {"properties", "patternProperties", "required"}
-        if joined or siblings or _name_pattern(schema["propertyNames"]) is None:
-            sibling_clause = f" beside {min(siblings)!r}" if siblings else ""
-            yield f"'propertyNames'{sibling_clause}" + (
-                "" if siblings else " other than a pattern, lengths, a const or an enum"
-            )
+        if siblings:
+            yield f"'propertyNames' beside {min(siblings)!r}"
+        elif joined or _name_pattern(schema["propertyNames"]) is None:
+            yield "'propertyNames' other than a pattern, lengths, a const or an enum"
     for keyword, applicators in (
         ("unevaluatedProperties", ("additionalProperties",)),
         ("unevaluatedItems", ("items", "additionalItems")),
@@ -359,9 +384,11 @@ def _name_pattern(names: Any) -> str | None:
         case ["const"] | ["enum"]:
             constants = [names["const"]] if "const" in names else names["enum"]
             if isinstance(constants, list) and constants and all(isinstance(name, str) for name in constants):
-                return f"^(?:{'|'.join(re.escape(name).replace(chr(92) + ' ', ' ') for name in constants)})$"
+                escaped_names = [re.escape(name).replace(r"\ ", " ") for name in constants]
+                return f"^(?:{'|'.join(escaped_names)})$"
         case [] | ["maxLength"] | ["minLength"] | ["maxLength", "minLength"]:
-            min_length, max_length = names.get("minLength", 0), names.get("maxLength", "")
+            min_length = names.get("minLength", 0)
+            max_length = names.get("maxLength", "")
             if isinstance(min_length, int) and isinstance(max_length, int | str):
                 return rf"^[\s\S]{{{min_length},{max_length}}}$"
     return None
@@ -422,8 +449,10 @@ def _close(schema: Schema) -> None:
     """Forbid further properties and items if some are named and the schema does not mention others."""
     if _names_properties(schema) and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
-        if isinstance(properties := schema.setdefault("properties", {}), dict):
-            schema["properties"] = {**properties, **{name: True for name in required(schema) if name not in properties}}
+        if isinstance(properties := schema.get("properties", {}), dict):
+            schema["properties"] = {**properties}
+            for name in required(schema):
+                schema["properties"].setdefault(name, True)
     prefix_items = schema.get("prefixItems") or schema.get("items")
     min_items = schema.get("minItems", 0)
     if isinstance(prefix_items, list) and isinstance(min_items, int) and min_items <= len(prefix_items):
@@ -439,11 +468,8 @@ def _numbers(root: Any) -> Iterator[float]:
     pending = [root]
     while pending:
         value = pending.pop()
-        if isinstance(value, dict):
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
-        elif _is_number(value):
+        pending += _children(value)
+        if _is_number(value):
             yield value
 
 

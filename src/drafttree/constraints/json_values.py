@@ -99,6 +99,10 @@ class Array:
     further: "Value" = Anything()
     length: Count = Count()
 
+    def item(self, index: int) -> "Value":
+        """What the item at an index is."""
+        return self.first[index] if index < len(self.first) else self.further
+
 
 @dataclass(frozen=True)
 class Object:
@@ -126,7 +130,12 @@ NOTHING = Several()
 
 def several(*values: Value) -> Value:
     """Values of any of some."""
-    if any(isinstance(value, Anything) for value in values):
-        return ANYTHING
-    members = [member for value in values for member in (value.members if isinstance(value, Several) else [value])]
+    members = list[Value]()
+    for value in values:
+        if isinstance(value, Anything):
+            return ANYTHING
+        if isinstance(value, Several):
+            members += value.members
+        else:
+            members.append(value)
     return members[0] if len(members) == 1 else Several(tuple(members))

@@ -60,14 +60,14 @@ class Rules:
             self.define(name + "[lazy]" * lazy, expression)
         return self._names[key]
 
-    def circular(self, what: str, expression: Callable[[str], str]) -> str:
+    def circular(self, key_text: str, expression: Callable[[str], str]) -> str:
         """Add a rule that may refer to itself, unless it exists; return its name.
 
         Args:
-            what: identifies the rule.
+            key_text: identifies the rule.
             expression: makes its right side, from its name.
         """
-        if (key := (what, False, False)) not in self._names:
+        if (key := (key_text, False, False)) not in self._names:
             self._names[key] = name = self.name()
             self.define(name, expression(name))
         return self._names[key]
@@ -98,7 +98,8 @@ def until(mark: str) -> str:
 
 def without(*marks: str) -> str:
     """The expression, for an automaton, of the texts in which none of the marks occurs."""
-    return " & ".join([f"/{ANY_TEXT}/", *(f"~(/{ANY_TEXT}/ {literal(mark)} /{ANY_TEXT}/)" for mark in marks)])
+    texts_with_mark = [f"/{ANY_TEXT}/ {literal(mark)} /{ANY_TEXT}/" for mark in marks]
+    return " & ".join([f"/{ANY_TEXT}/", *(f"~({texts})" for texts in texts_with_mark)])
 
 
 def json_texts(schema: Any) -> str:
@@ -107,12 +108,13 @@ def json_texts(schema: Any) -> str:
     return f"%json {json.dumps(library_schema)}"
 
 
-def repeated(expression: str, least: int, most: int | None = None) -> str:
-    """The expression of at least `least` and at most `most` repetitions; None for no limit."""
-    if most == 0:
+def repeated(expression: str, min_count: int, max_count: int | None = None) -> str:
+    """The expression of at least `min_count` and at most `max_count` repetitions; None for no limit."""
+    if max_count == 0:
         return EMPTY
-    upper = "" if most is None or most > LARGEST else most
-    return f"({expression})*" if (least, upper) == (0, "") else f"({expression}){{{min(least, LARGEST)},{upper}}}"
+    if max_count is None or max_count > LARGEST:
+        return f"({expression}){{{min(min_count, LARGEST)},}}" if min_count else f"({expression})*"
+    return f"({expression}){{{min(min_count, LARGEST)},{max_count}}}"
 
 
 def has_texts(grammar: str) -> bool:

@@ -76,22 +76,23 @@ class _Arguments:
         marks = self._marks
         names = dict.fromkeys([*value.named, *value.needed])
         property_values = {name: self._reader.property_of(value, name) for name in names}
-        arguments = further_arguments = EMPTY
+        arguments = EMPTY
+        further_arguments = EMPTY
         if further_argument := self._pair(self._further_name([*property_values]), value.further):
             further_arguments = self._rules.add(f"({marks.further} {further_argument})*")
             arguments = f"({marks.name} {further_argument} {further_arguments})?"
         for name, property_value in reversed(property_values.items()):
             if argument := self._pair(literal(name), property_value):
-                optional = "" if name in value.needed else "?"
-                arguments = self._rules.add(
-                    f"{marks.name} {argument} {further_arguments}" + f" | {arguments}" * bool(optional)
-                )
-                further_arguments = self._rules.add(f"({marks.further} {argument}){optional} {further_arguments}")
+                is_required = name in value.needed
+                first_argument = f"{marks.name} {argument} {further_arguments}"
+                arguments = self._rules.add(first_argument if is_required else f"{first_argument} | {arguments}")
+                further_argument = f"({marks.further} {argument})" if is_required else f"({marks.further} {argument})?"
+                further_arguments = self._rules.add(f"{further_argument} {further_arguments}")
         return arguments
 
-    def _further_name(self, named: list[str]) -> str:
-        """The expression of the name of an argument, except the names in `named`."""
-        exclusion = f" & ~({' | '.join(map(literal, named))})" if named else ""
+    def _further_name(self, names: list[str]) -> str:
+        """The expression of the name of an argument, except the names in `names`."""
+        exclusion = f" & ~({' | '.join(map(literal, names))})" if names else ""
         return self._rules.add(rf"/[^<>\n]+/{exclusion}", plain=True)
 
     def _pair(self, name: str, value: Value) -> str:
@@ -123,8 +124,10 @@ class _Arguments:
         expressions = [texts_with("JSON schema", pattern, self._rules, as_json=False) for pattern in value.patterns]
         if not value.length.is_free:
             expressions.append(repeated("/(?s:.)/", value.length.least, value.length.most))
-        automata = [self._rules.add(texts, plain=True) for texts in (*expressions, without(self._marks.end))]
-        return self._rules.add(f"{self._rules.add(' & '.join(automata), plain=True)} {literal(self._end)}", plain=True)
+        expressions.append(without(self._marks.end))
+        automata = [self._rules.add(texts, plain=True) for texts in expressions]
+        texts = self._rules.add(" & ".join(automata), plain=True)
+        return self._rules.add(f"{texts} {literal(self._end)}", plain=True)
 
     @property
     def _end(self) -> str:

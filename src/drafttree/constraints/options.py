@@ -186,18 +186,27 @@ def make_processors(
     Raises:
         ConfigError: a value is out of range.
     """
-    custom = list(custom)
-    processors: list[LogitsProcessor] = []
+    custom_processors = list(custom)
+    custom_by_type = dict[type, LogitsProcessor]()
+    for processor in custom_processors:
+        custom_by_type.setdefault(type(processor), processor)
+    processors = LogitsProcessorList()
     for name in PROCESSOR_FACTORIES:
         value = options.get(name)
-        neutral = NEUTRAL_VALUES.get(name)
-        if value is not None and (value != neutral or type(value) is bool is not type(neutral)):
-            processors += filter(None, [_make(name, value, context)])
-    processors = [
-        next((candidate for candidate in custom if type(candidate) is type(processor)), processor)
-        for processor in processors
-    ]
-    return LogitsProcessorList([*processors, *(candidate for candidate in custom if candidate not in processors)])
+        if value is not None and not _is_neutral(name, value):
+            processor = _make(name, value, context)
+            if processor is not None:
+                processors.append(custom_by_type.get(type(processor), processor))
+    further_processors = [processor for processor in custom_processors if processor not in processors]
+    return LogitsProcessorList([*processors, *further_processors])
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether transformers makes no processor for a value. A bool for a number is not neutral: `_make` refuses it."""
+    neutral_value = NEUTRAL_VALUES.get(name)
+    if isinstance(value, bool) and not isinstance(neutral_value, bool):
+        return False
+    return value == neutral_value
 
 
 def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor | None:
@@ -220,9 +229,8 @@ def _check_tokens(value: object, vocab_size: int) -> None:
 def _bias_by_sequence(bias: Any) -> dict[tuple[int, ...], float]:
     """Return `sequence_bias` as a mapping, since transformers 5.17 refuses token 0 in a list of pairs."""
     try:
-        sequence_biases = [
-            (tuple(tokens), number) for tokens, number in (bias.items() if isinstance(bias, Mapping) else bias)
-        ]
+        items = bias.items() if isinstance(bias, Mapping) else bias
+        sequence_biases = [(tuple(tokens), number) for tokens, number in items]
         invalid_numbers = [number for tokens, number in sequence_biases if not tokens or not number <= MAX_BIAS]
     except (TypeError, ValueError):
         raise ValueError(f"it must be pairs of a token sequence and a number of at most {MAX_BIAS:g}") from None

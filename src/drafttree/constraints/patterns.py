@@ -174,10 +174,10 @@ def join_halves(name: str, text: str) -> str:
         ConfigError: the text has only one half of a pair.
     """
 
-    def joined(found: re.Match[str]) -> str:
-        if found["half"]:
-            raise ConfigError(f"invalid {name}: {found['half']} is half a surrogate pair, which no text has")
-        return bytes.fromhex(found["high"] + found["low"]).decode("utf-16-be") if found["high"] else found[0]
+    def joined(escape: re.Match[str]) -> str:
+        if escape["half"]:
+            raise ConfigError(f"invalid {name}: {escape['half']} is half a surrogate pair, which no text has")
+        return bytes.fromhex(escape["high"] + escape["low"]).decode("utf-16-be") if escape["high"] else escape[0]
 
     return HALVES.sub(joined, text)
 
@@ -192,7 +192,7 @@ def read_class(name: str, text: str) -> CharacterClass:
     negated = text[1] == "^"
     items = IN_CLASS.findall(text[1 + negated : -1])
     if not items:
-        raise ConfigError(f"invalid {name}: {text!r} is read in several ways; write (?:) or [\\s\\S]")
+        raise ConfigError(f"invalid {name}: {text!r} is ambiguous among regex dialects; write (?:) or [\\s\\S]")
     ranges = list[tuple[int, int]]()
     properties = list[str]()
     index = 0
@@ -205,9 +205,12 @@ def read_class(name: str, text: str) -> CharacterClass:
             properties.append(item)
         else:
             first_code = last_code = _code(name, item)
-            if items[index : index + 1] == ["-"] and index + 1 < len(items) and not _is_set(items[index + 1]):
+            begins_range = items[index : index + 1] == ["-"] and index + 1 < len(items)
+            if begins_range and not _is_set(items[index + 1]):
                 if "-" in (item, items[index + 1]):
-                    raise ConfigError(f"invalid {name}: {text!r} is read in several ways; escape the hyphens as \\-")
+                    raise ConfigError(
+                        f"invalid {name}: {text!r} is ambiguous among regex dialects; escape the hyphens as \\-"
+                    )
                 last_code = _code(name, items[index + 1])
                 index += 2
             if last_code < first_code:
@@ -260,15 +263,20 @@ class _Group:
                 closes = False
             expressions = []
             for index, element in enumerate(elements):
-                begin_edge, end_edge = opens and index == 0, closes and index == len(elements) - 1
+                opens_here = opens and index == 0
+                closes_here = closes and index == len(elements) - 1
                 if isinstance(element, _Group):
-                    expressions.append(element.searched(name, any_text, at_begin=begin_edge, at_end=end_edge))
-                elif element in (BEGIN, END):
+                    expressions.append(element.searched(name, any_text, at_begin=opens_here, at_end=closes_here))
+                    continue
+                if element in (BEGIN, END):
                     raise ConfigError(f"invalid {name}: {element!r} stands inside a pattern, which no grammar knows")
-                else:
-                    expressions += [any_text] * begin_edge + [element] + [any_text] * end_edge
-            if not elements:
-                expressions = [any_text] * (opens or closes)
+                if opens_here:
+                    expressions.append(any_text)
+                expressions.append(element)
+                if closes_here:
+                    expressions.append(any_text)
+            if not elements and (opens or closes):
+                expressions.append(any_text)
             alternatives.append(expressions)
         return _either(alternatives)
 
@@ -293,7 +301,8 @@ def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
 
 def _either(sequences: Iterable[Iterable[str]]) -> str:
     """The expression of a choice among sequences, which may be empty."""
-    return f"({' | '.join(' '.join([EMPTY, *sequence]) for sequence in sequences)})"
+    alternatives = [" ".join([EMPTY, *sequence]) for sequence in sequences]
+    return f"({' | '.join(alternatives)})"
 
 
 def _refused(name: str, token: re.Match[str], why: str) -> ConfigError:
@@ -310,7 +319,9 @@ def _repeated(texts: str, token: re.Match[str]) -> str:
         return f"({texts}){_repetition(token)}"
     min_count = bound_of(token["least"])
     max_digits = token["most"]
-    return repeated(texts, min_count, min_count if max_digits is None else bound_of(max_digits) if max_digits else None)
+    if max_digits is None:  # as in {3}
+        return repeated(texts, min_count, min_count)
+    return repeated(texts, min_count, bound_of(max_digits) if max_digits else None)
 
 
 def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: bool) -> str:
@@ -342,18 +353,19 @@ def _in_json(characters: CharacterClass) -> str:
 
     Of Unicode properties, which have thousands of characters, only the ASCII ones may be escaped.
     """
-    ranges = join(*characters.ranges)
     if not characters.properties:
-        ranges = others(ranges) if characters.negated else ranges
+        ranges = join(*characters.ranges)
+        if characters.negated:
+            ranges = others(ranges)
         return json_spellings(ranges) if ranges else ""
     rules = Rules()
     letters = [chr(code) for code in range(ASCII)]
     letter_matches = matching(rules.grammar(rules.add(f"/{characters.in_rust()}/", plain=True)), letters)
-    codes = [code for code in range(ASCII) if letter_matches[code]]
+    ascii_ranges = [(code, code) for code in range(ASCII) if letter_matches[code]]
     non_ascii_class = f"[{characters.in_rust()}&&{rust_class(others(((0, ASCII - 1),)))}]"
-    return "|".join(
-        [non_ascii_class, json_spellings(join(*((code, code) for code in codes)))] if codes else [non_ascii_class]
-    )
+    if not ascii_ranges:
+        return non_ascii_class
+    return f"{non_ascii_class}|{json_spellings(join(*ascii_ranges))}"
 
 
 def _is_set(item: str) -> bool:

@@ -41,9 +41,9 @@ STATEFUL_PROCESSORS = {
 class ConstraintState(Protocol):
     """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths.
 
-    Two methods are optional. `forced(most)` proposes up to `most` next tokens if the text has only one continuation;
-    the target still decides whether they become part of it. `share_nothing()` makes the results for drafted paths
-    independent of other texts; a state that shares anything with other texts needs it.
+    Two methods are optional. `forced(max_count)` proposes up to that many next tokens if the text has only one
+    continuation; the target still decides whether they become part of it. `share_nothing()` makes the results for
+    drafted paths independent of other texts; a state that shares anything with other texts needs it.
     """
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -126,11 +126,11 @@ class PathConstraints:
         """Make drafts of this text independent of other texts, see `ConstraintState`."""
         getattr(self._state, "share_nothing", lambda: None)()
 
-    def forced(self, most: int) -> list[int]:
-        """Up to `most` next tokens if the text has only one continuation, tokenized as usual; else none."""
+    def forced(self, max_count: int) -> list[int]:
+        """Up to `max_count` next tokens if the text has only one continuation, tokenized as usual; else none."""
         propose_tokens = getattr(self._state, "forced", None)
         with self._timed():
-            return propose_tokens(most) if propose_tokens else []
+            return propose_tokens(max_count) if propose_tokens else []
 
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
         """Constrain a drafter's logits of one level; a row where no token is allowed or a processor fails is unchanged.
@@ -300,16 +300,16 @@ def _checked(processor: LogitsProcessor, vocab_size: int) -> LogitsProcessor:
     return PrefixConstrainedLogitsProcessor(checked, processor._num_beams)
 
 
-def _token_problem(found: Any, vocab_size: int) -> str | None:
+def _token_problem(allowed_tokens: Any, vocab_size: int) -> str | None:
     """What is wrong with a list of allowed tokens; None if it is valid."""
     try:
-        ids = torch.as_tensor(found)
+        ids = torch.as_tensor(allowed_tokens)
     except (TypeError, ValueError, RuntimeError):
-        return f"{type(found).__name__}; it must return a list of token ids"
+        return f"{type(allowed_tokens).__name__}; it must return a list of token ids"
     if ids.shape == (0,):
         return "an empty list; it must allow a token"
     if ids.ndim != 1 or ids.is_floating_point():
-        return f"{found!r}; it must return a list of token ids"
+        return f"{allowed_tokens!r}; it must return a list of token ids"
     invalid_ids = ids[(ids < 0) | (ids >= vocab_size)]
     return f"token id {int(invalid_ids[0])}, outside the vocabulary of {vocab_size}" if len(invalid_ids) else None
 

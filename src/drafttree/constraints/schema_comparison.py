@@ -52,16 +52,16 @@ class SchemaComparison:
             self._types[key] = schema, self._find_types(schema, depth)
         return self._types[key][1]
 
-    def disjoint(self, first: Any, second: Any, depth: int = MAX_DEPTH) -> bool:
+    def disjoint(self, schema: Any, other_schema: Any, depth: int = MAX_DEPTH) -> bool:
         """Whether types, constants or object properties prove that no value conforms to both schemas.
 
         Raises:
             ConfigError: the comparisons take more than the allowed steps.
         """
         self._spend()
-        key = id(first), id(second), depth
+        key = id(schema), id(other_schema), depth
         if key not in self._disjoint:
-            self._disjoint[key] = first, second, self._find_disjoint(first, second, depth)
+            self._disjoint[key] = schema, other_schema, self._find_disjoint(schema, other_schema, depth)
         return self._disjoint[key][2]
 
     def _spend(self, steps: int = 1) -> None:
@@ -83,38 +83,46 @@ class SchemaComparison:
             types = set().union(*map(_types_of_value, values))
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword]:
-                types = types.intersection(
-                    set().union(*(self.possible_types(member, depth - 1) for member in schema[keyword]))
-                )
+                member_types = [self.possible_types(member, depth - 1) for member in schema[keyword]]
+                types = types.intersection(set().union(*member_types))
         for member in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
             types = types & self.possible_types(member, depth - 1)
         if "type" in schema:
-            names = [name for name in as_list(schema["type"]) if isinstance(name, str)]
-            types = types.intersection(set().union(*(SPLIT_TYPES.get(name, {name}) for name in names)))
+            named_types = set[str]()
+            for name in as_list(schema["type"]):
+                if isinstance(name, str):
+                    named_types |= SPLIT_TYPES.get(name, {name})
+            types = types & named_types
         return types
 
-    def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
-        types = self.possible_types(first) & self.possible_types(second)
+    def _find_disjoint(self, schema: Any, other_schema: Any, depth: int) -> bool:
+        types = self.possible_types(schema) & self.possible_types(other_schema)
         if not types:
             return True
-        first, second = self.follow_refs(first), self.follow_refs(second)
-        if types == ALL_TYPES and (type_name := implied_type(first)) == implied_type(second) and type_name:
-            types = {type_name}  # others conform to both, but are never written
-        if not isinstance(first, dict) or not isinstance(second, dict) or not depth:
+        schema = self.follow_refs(schema)
+        other_schema = self.follow_refs(other_schema)
+        if types == ALL_TYPES:
+            type_name = implied_type(schema)
+            if type_name and type_name == implied_type(other_schema):
+                types = {type_name}  # others conform to both, but are never written
+        if not isinstance(schema, dict) or not isinstance(other_schema, dict) or not depth:
             return False
-        first_values, second_values = _values(first), _values(second)
-        if first_values is not None and second_values is not None:
-            self._spend(len(first_values) * len(second_values) // VALUES_PER_STEP)
-            return not any(value in second_values for value in first_values)
-        return types == {"object"} and self._objects_disjoint(first, second, depth)
+        values = _values(schema)
+        other_values = _values(other_schema)
+        if values is not None and other_values is not None:
+            self._spend(len(values) * len(other_values) // VALUES_PER_STEP)
+            return not any(value in other_values for value in values)
+        return types == {"object"} and self._objects_disjoint(schema, other_schema, depth)
 
-    def _objects_disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
+    def _objects_disjoint(self, schema: Schema, other_schema: Schema, depth: int) -> bool:
         """Whether a property that both require has disjoint schemas, or one requires a property the other forbids."""
-        if _requires_forbidden(first, second) or _requires_forbidden(second, first):
+        if _requires_forbidden(schema, other_schema) or _requires_forbidden(other_schema, schema):
             return True
-        first_properties, second_properties = dict_entry(first, "properties"), dict_entry(second, "properties")
-        shared_names = {*required(first)} & {*required(second)} & first_properties.keys() & second_properties.keys()
-        return any(self.disjoint(first_properties[name], second_properties[name], depth - 1) for name in shared_names)
+        properties = dict_entry(schema, "properties")
+        other_properties = dict_entry(other_schema, "properties")
+        required_names = {*required(schema)} & {*required(other_schema)}
+        shared_names = required_names & properties.keys() & other_properties.keys()
+        return any(self.disjoint(properties[name], other_properties[name], depth - 1) for name in shared_names)
 
     def follow_refs(self, schema: Any) -> Any:
         """Follow references from a schema; the result is {} for a circle, and None if one leads nowhere."""
@@ -140,8 +148,9 @@ def implied_type(schema: Any) -> str | None:
     """The type that the keywords of a schema without `type` imply; None if they imply none."""
     if not isinstance(schema, dict) or "type" in schema:
         return None
-    keywords_by_type = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
-    return next((name for name, keywords in keywords_by_type.items() if schema.keys() & set(keywords)), None)
+    if schema.keys() & {*OBJECT_KEYWORDS}:
+        return "object"
+    return "array" if schema.keys() & {*ARRAY_KEYWORDS} else None
 
 
 def dict_entry(schema: Schema, keyword: str) -> Schema:
@@ -175,7 +184,7 @@ def _values(schema: Schema) -> list | None:
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
-def _requires_forbidden(first: Schema, second: Schema) -> bool:
+def _requires_forbidden(schema: Schema, other_schema: Schema) -> bool:
     """Whether one object schema requires a property that the other, which allows only named ones, does not name."""
-    is_closed = second.get("additionalProperties") is False and "patternProperties" not in second
-    return is_closed and bool(set(required(first)) - dict_entry(second, "properties").keys())
+    is_closed = other_schema.get("additionalProperties") is False and "patternProperties" not in other_schema
+    return is_closed and bool(set(required(schema)) - dict_entry(other_schema, "properties").keys())

@@ -62,9 +62,9 @@ def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
         case "any_text":
             return rules.add(f"/{ANY_TEXT}/", plain=True)
         case "sequence":
-            return f"({' '.join(structure_texts(element, rules) for element in part['elements'])})"
+            return f"({' '.join(_each(part['elements'], rules))})"
         case "or":
-            return f"({' | '.join(structure_texts(element, rules) for element in part['elements'])})"
+            return f"({' | '.join(_each(part['elements'], rules))})"
         case "optional":
             return f"({structure_texts(part['content'], rules)})?"
         case "tag":
@@ -73,10 +73,14 @@ def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
             return _triggered(part, rules)
     if not part["tags"]:
         raise ConfigError("invalid structural tag: 'tags_with_separator' has no tags; give one")
-    tags = rules.add(" | ".join(structure_texts(tag, rules) for tag in part["tags"]))
+    tags = rules.add(" | ".join(_each(part["tags"], rules)))
     if not part.get("stop_after_first"):
         tags = f"({tags} ({literal(_string(part['separator']))} {tags})*)"
     return tags if part.get("at_least_one") else f"({tags})?"
+
+
+def _each(parts: list[Any], rules: Rules) -> list[str]:
+    return [structure_texts(part, rules) for part in parts]
 
 
 def _schema(part: dict[str, Any], rules: Rules) -> str:
@@ -90,7 +94,8 @@ def _schema(part: dict[str, Any], rules: Rules) -> str:
 
 def _tag(part: dict[str, Any], rules: Rules, trigger: str = "") -> str:
     """The expression of a tag, without the trigger that it begins with."""
-    begin, end = _string(part["begin"]).removeprefix(trigger), _string(part["end"])
+    begin = _string(part["begin"]).removeprefix(trigger)
+    end = _string(part["end"])
     if part["content"] == {"type": "any_text"} and end:
         content = rules.add(until(end), lazy=True)
     else:

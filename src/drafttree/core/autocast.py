@@ -11,7 +11,7 @@ def refuse_autocast(device: torch.device) -> None:
     The model's own `generate` then writes another text, and packed passes and engine threads ignore autocast.
 
     Raises:
-        ConfigError: If `torch.autocast` is active for this kind of device.
+        ConfigError: `torch.autocast` is active for this kind of device.
     """
     device_type = device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):

@@ -15,9 +15,9 @@ class Candidates(NamedTuple):
     They stand for logits of the whole vocabulary, -inf for all other tokens, and one more column for "none of these".
 
     Attributes:
-        tokens: int64 `[nodes, width]` ids of the proposed tokens, ascending, so that a truncation chooses between equal
-            ones as in logits of the whole vocabulary. Rows are filled up with id 0.
-        logits: float32 `[nodes, width + 1]` their logits, -inf for what fills a row up; the last column is of all other
+        tokens: int64 `[nodes, width]` ids of the proposed tokens. They ascend, so that a truncation chooses between
+            equal logits as it does over the whole vocabulary. Rows are padded with id 0.
+        logits: float32 `[nodes, width + 1]` their logits, -inf for padding. The last column is the logit of all other
             tokens together.
         vocab: columns of the vocabulary.
     """
@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
         """Candidates of rows that may differ in width.
 
         Args:
-            rows: per node, the proposed tokens, their logits, and the logit of all others together.
+            rows: per node, the proposed tokens, their logits, and one logit for all other tokens together.
             vocab: columns of the vocabulary.
         """
         width = max([1, *(len(tokens) for tokens, _, _ in rows)])
@@ -59,9 +59,9 @@ class Candidates(NamedTuple):
         """The candidates of the nodes from `begin` to before `end`."""
         return self._replace(tokens=self.tokens[begin:end], logits=self.logits[begin:end])
 
-    def joined(self, others: Sequence["Candidates"]) -> "Candidates":
-        """These candidates and others, one after the other."""
-        groups = [self, *others]
+    def joined(self, more_candidates: Sequence["Candidates"]) -> "Candidates":
+        """Concatenate these candidates and more."""
+        groups = [self, *more_candidates]
         width = max(group.tokens.shape[1] for group in groups)
         tokens = np.concatenate(
             [np.pad(group.tokens, ((0, 0), (0, width - group.tokens.shape[1]))) for group in groups]
@@ -77,7 +77,7 @@ class Candidates(NamedTuple):
     def best(self, width: int, allowed: int) -> tuple[Array, Array]:
         """Log-probabilities, float32, and ids `[nodes, width]` of the best tokens, the best first.
 
-        Of equal ones the lower id is the better. If fewer are proposed, the rest is at -inf.
+        Of equal logits the lower id comes first. If fewer tokens are proposed, the rest have -inf.
 
         Args:
             width: most tokens of a node.
@@ -96,7 +96,7 @@ class Candidates(NamedTuple):
         return best_logprobs, ids
 
     def dense(self, device: "torch.device") -> Tensor:
-        """The logits float32 `[nodes, vocab + 1]` that they stand for."""
+        """The logits of the whole vocabulary, float32 `[nodes, vocab + 1]`."""
         rows = torch.full((self.nodes, self.vocab + 1), -torch.inf, device=device)
         nodes, columns = np.nonzero(self.logits > -np.inf)
         ids = np.concatenate((self.tokens, np.full((self.nodes, 1), self.vocab)), 1)[nodes, columns]

@@ -1,4 +1,4 @@
-"""The costs of the parts of a round, as plain numbers, by which a policy weighs a node against its time.
+"""The costs of the parts of a round, by which a policy weighs a node against its time.
 
 All costs are in one unit, seconds where they were measured; only their ratios decide. In the words of the speed-up law:
 v(n) = `target(n)` / `target(1)`, c = `draft(...)` / `target(1)`, h = `overhead` / `target(1)`.
@@ -24,7 +24,7 @@ SIZE = re.compile("[1-9][0-9]{0,5}")
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of a pass by its size, linear between the sizes that were measured and beyond the last two of them.
+    """The cost of a pass by its size: linear between measured sizes, and beyond the last two.
 
     Attributes:
         sizes: the measured sizes, ascending; the first is 1.
@@ -36,7 +36,7 @@ class Costs:
 
     @classmethod
     def of(cls, measured: Mapping[int, float]) -> "Costs":
-        """The costs of measured passes; a larger pass measured as cheaper gets the smaller one's cost."""
+        """The costs of measured passes. A larger pass that was measured as cheaper gets the smaller one's cost."""
         sizes = tuple(sorted(measured))
         costs = []
         highest_cost = 0.0
@@ -45,12 +45,12 @@ class Costs:
             costs.append(highest_cost)
         return cls(sizes, tuple(costs))
 
-    def up_to(self, most: int) -> list[float]:
-        """The costs of passes of the sizes 0 to `most`; the first has no meaning."""
+    def up_to(self, max_size: int) -> list[float]:
+        """The costs of passes of the sizes 0 to `max_size`; the first has no meaning."""
         table = self._table
-        if len(table) <= most:
-            self.__dict__["_table"] = table = [*table, *map(self.at, range(len(table), most + 1))]
-        return table[: most + 1]
+        if len(table) <= max_size:
+            self.__dict__["_table"] = table = [*table, *map(self.at, range(len(table), max_size + 1))]
+        return table[: max_size + 1]
 
     @cached_property
     def _table(self) -> list[float]:
@@ -104,7 +104,7 @@ class CostCurve:
         return self.target.at(1) + self.plain_overhead
 
     def draft_of(self, source: int) -> DraftCosts:
-        """The costs of a model of the drafter; the last where the curve has fewer."""
+        """The costs of one model of the drafter; the last ones if the curve has fewer."""
         return self.draft[min(source, len(self.draft) - 1)]
 
     def round(self, nodes: int, widths: tuple[int, ...], source: int = 0) -> float:
@@ -121,7 +121,7 @@ class CostCurve:
         return self.target.at(nodes) + self.overhead + draft.first + sum(map(draft.later.at, widths[1:]))
 
     def to_json(self) -> dict[str, Any]:
-        """The curve as a curve file has it; `parse_cost_curve` reads it back."""
+        """The curve as the JSON object of a curve file; `parse_cost_curve` reads it."""
         return {
             "target": _named(self.target),
             "draft": [{"first": draft.first, "later": _named(draft.later)} for draft in self.draft],
@@ -131,10 +131,10 @@ class CostCurve:
 
 
 def parse_cost_curve(value: Any) -> CostCurve:
-    """The curve of a JSON object such as `CostCurve.to_json` gives.
+    """Read the JSON object that `CostCurve.to_json` makes.
 
     Raises:
-        ConfigError: If something is missing or is no cost, if costs fall, or if sizes lie too far apart.
+        ConfigError: a field is missing, a value is no cost, costs fall, or sizes lie too far apart.
     """
     fields = _object(value, "a cost curve", ("target", "draft", "overhead", "plain_overhead"))
     drafts = fields["draft"] if isinstance(fields["draft"], list) else [fields["draft"]]
@@ -153,44 +153,44 @@ def parse_cost_curve(value: Any) -> CostCurve:
     )
 
 
-def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
+def _costs(value: Any, label: str, *, zero: bool = False) -> Costs:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f'a cost curve\'s {where} is not an object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
+        raise ConfigError(f'a cost curve\'s {label} is not an object of costs by size, such as {{"1": 1.0, "4": 1.2}}')
     if bad := next((size for size in value if not SIZE.fullmatch(str(size))), None):
-        raise ConfigError(f"a cost curve's {where} has a size of {bad!r}; sizes are whole numbers from 1 up")
-    measured = {int(size): _cost(cost, f"{where} at {size}", zero=zero) for size, cost in value.items()}
+        raise ConfigError(f"a cost curve's {label} has a size of {bad!r}; sizes are whole numbers from 1 up")
+    measured = {int(size): _cost(cost, f"{label} at {size}", zero=zero) for size, cost in value.items()}
     sizes = sorted(measured)
     if sizes[0] != 1:
-        raise ConfigError(f"a cost curve's {where} begins at {sizes[0]}; measure 1 too")
+        raise ConfigError(f"a cost curve's {label} begins at {sizes[0]}; measure 1 too")
     for size, next_size in pairwise(sizes):
         if next_size > LARGEST_STEP * size:
             raise ConfigError(
-                f"a cost curve's {where} has a gap between {size} and {next_size}; measure {LARGEST_STEP * size} too"
+                f"a cost curve's {label} has a gap between {size} and {next_size}; measure {LARGEST_STEP * size} too"
             )
         if measured[next_size] < measured[size]:
             raise ConfigError(
-                f"a cost curve's {where} falls from {measured[size]:g} at {size} to {measured[next_size]:g} at "
+                f"a cost curve's {label} falls from {measured[size]:g} at {size} to {measured[next_size]:g} at "
                 f"{next_size}; a larger pass is no cheaper, so measure both again"
             )
     return Costs.of(measured)
 
 
-def _cost(value: Any, where: str, *, zero: bool = False) -> float:
+def _cost(value: Any, label: str, *, zero: bool = False) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
     if not number or not (value or zero):
-        raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost {'of 0 or more' if zero else 'above 0'}")
+        raise ConfigError(f"a cost curve's {label} is {value!r}; give a cost {'of 0 or more' if zero else 'above 0'}")
     if value > LARGEST_COST:
-        raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost of at most {LARGEST_COST:g}")
+        raise ConfigError(f"a cost curve's {label} is {value!r}; give a cost of at most {LARGEST_COST:g}")
     return float(value)
 
 
-def _object(value: Any, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _object(value: Any, label: str, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is not a JSON object with {', '.join(names)}")
+        raise ConfigError(f"{label} is not a JSON object with {', '.join(names)}")
     if missing_names := [name for name in names if name not in value]:
-        raise ConfigError(f"{where} lacks {', '.join(missing_names)}; it needs {', '.join(names)}")
+        raise ConfigError(f"{label} lacks {', '.join(missing_names)}; it needs {', '.join(names)}")
     if extra := [name for name in value if name not in names]:
-        raise ConfigError(f"{where} has {', '.join(map(str, extra))}, which is none of {', '.join(names)}")
+        raise ConfigError(f"{label} has {', '.join(map(str, extra))}, which is none of {', '.join(names)}")
     return value
 
 

@@ -17,21 +17,21 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_token_ids(ids: object) -> bool:
-    """True for a list of whole numbers."""
+    """Whether a value is a list or tuple of whole numbers."""
     return isinstance(ids, list | tuple) and all(is_whole(token) for token in ids)
 
 
-def check_count(name: str, count: object, otherwise: str = "", *, least: int = 1) -> None:
-    """Raise an error for an option whose value is no count.
+def check_count(name: str, count: object, otherwise: str = "", *, minimum: int = 1) -> None:
+    """Check that an option's value is a whole number that is large enough.
 
     Args:
         name: name of the option.
         count: its value.
         otherwise: end of the message, which tells what else may be given.
-        least: smallest value allowed.
+        minimum: smallest value allowed.
 
     Raises:
-        ConfigError: If the value is not a whole number of at least `least`.
+        ConfigError: the value is not a whole number of at least `minimum`.
     """
-    if not is_whole(count) or count < least:
-        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least {least}{otherwise}")
+    if not is_whole(count) or count < minimum:
+        raise ConfigError(f"{name} is {count!r}; it must be a whole number of at least {minimum}{otherwise}")

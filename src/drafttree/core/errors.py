@@ -50,7 +50,7 @@ class UnfinishedTextError(DraftTreeError, RuntimeError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """Return the error for a name that is not among `known`; it suggests the nearest known name."""
+    """The error for a name that is not in `known`, with the nearest known name as a suggestion."""
     known_names = sorted(known)
     folded_names = {known_name.lower(): known_name for known_name in known_names}
     nearest = difflib.get_close_matches(str(name).lower(), folded_names, n=1)

@@ -1,8 +1,8 @@
 """numpy, torch and transformers, imported when they are first used: together they take seconds.
 
-`core`, `policies` and `verifiers` take them from here and folders above them are lazy doors, so that methods can be
-listed, named and checked without them. Annotations are evaluated when a function is defined, so `Array` and `Tensor`
-stand for numpy's and torch's classes, and other classes of theirs are written as strings.
+`core`, `policies` and `verifiers` take them from here, and the packages above them are lazy doors. So methods can be
+listed, named and checked without the three libraries. Python evaluates annotations when a function is defined. So
+`Array` and `Tensor` stand for the classes of numpy and torch, and annotations name their other classes as strings.
 """
 
 import sys

@@ -49,8 +49,8 @@ def machine_memory() -> MachineMemory | None:
 def release_unused_memory() -> None:
     """Let glibc's allocator return freed pages, which it keeps while memory after them is in use.
 
-    A server of the embedded model used 656 MB before a load of 120 requests, 745 MB after it, and 650 MB after this
-    call, which took 15 ms. On other systems than Linux, and with other allocators, nothing is done.
+    A server of the embedded model used 656 MB before a load of 120 requests and 745 MB after it. This call took 15 ms,
+    and left 650 MB. On other systems than Linux, and with other allocators, nothing is done.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -58,7 +58,7 @@ def release_unused_memory() -> None:
 
 
 def share_arenas() -> None:
-    """Let all threads share two arenas of glibc's allocator: memory freed in other threads' arenas is not returned.
+    """Let all threads share two arenas of glibc's allocator, since it does not return memory freed in other arenas.
 
     Eight long grammars left 40 to 64 MB behind in a server of the embedded model, and 8 to 24 MB with this. It must be
     called before threads are started. On other systems than Linux, and with other allocators, nothing is done.
@@ -69,7 +69,7 @@ def share_arenas() -> None:
 
 
 class CollectionPause:
-    """Context manager: no garbage collections while very many objects are made, since each would look at all of them.
+    """Context manager: no garbage collections while very many objects are made, since each would visit them all.
 
     Collections take nine tenths of the time to read a body of 24,000 messages, and they hold up every thread. Several
     threads may pause collections at the same time. Grammar masks are also made in a pause, so that no collection counts
@@ -101,9 +101,9 @@ collection_pause = CollectionPause()
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Context manager: leave objects that exist now out of garbage collections, each of which would hold up texts.
+    """Context manager: leave objects that exist now out of garbage collections.
 
-    With them, a collection takes a tenth of a second.
+    With them, each collection would take a tenth of a second, and hold up texts.
     """
     gc.collect()
     gc.freeze()

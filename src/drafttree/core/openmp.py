@@ -29,12 +29,11 @@ def release_idle_workers() -> None:
     """Let GNU OpenMP give up the worker threads of the calling thread; its next parallel region makes new ones.
 
     Every thread that has run an operation of torch keeps its workers. If there are more workers than cores, GNU OpenMP
-    lets them all sleep between two operations instead of waiting a moment, and waking them takes longer than a small
-    operation: rounds of 16 requests took 170 ms in a second thread, and 140 ms after the first one's workers
-    were given up.
+    lets them sleep between two operations, and waking them takes longer than a small operation. In a second thread,
+    rounds of 16 requests took 170 ms, and 140 ms once the first thread had given up its workers.
 
-    A forked process has no workers, but GNU OpenMP would wait there forever for those of the thread that forked it, in
-    torch's own operations too. So they are given up before a fork.
+    A forked process has no workers. But there GNU OpenMP would wait forever for the workers of the thread that forked,
+    even in torch's own operations. So they are given up before a fork.
     """
     for library in gnu_libraries():
         library.omp_pause_resource_all(HARD)

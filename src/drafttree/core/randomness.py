@@ -13,20 +13,22 @@ from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
 BLOCK, DEVICE_BLOCK = 2**17, 2**22
-"""Numbers made at a time, on a CPU and on other devices. With twice as many on a CPU, a number takes 8.9 ns instead of
-3.7 (Zen 5), since memory is mapped anew for them. On a GPU, a dozen launches cost more than the numbers of 27 positions
-of 152,000 tokens."""
+"""Numbers made at a time, on a CPU and on other devices. With twice as many on a CPU (Zen 5), memory is mapped anew,
+and a number takes 8.9 ns instead of 3.7. On a GPU, the launches cost more than the numbers of 27 positions of 152,000
+tokens."""
 SPAN = 64
+"""Most positions whose numbers are made at a time."""
 RUN = 16
+"""Numbers of a stream that are copied to the host at a time."""
 # SplitMix64's constants as signed numbers, since int64 wraps as uint64 does and torch has no uint64 arithmetic.
 _GOLDEN = -0x61C8864680B583EB
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _ONE = 0x3FF0000000000000
 
 
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Bits moved to the right, zeros from the left, as a new tensor."""
-    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Shift bits to the right by `count` places, and fill with zeros."""
+    return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _splitmix(bits: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def _splitmix(bits: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _mixed_seed(seed: int) -> int:
-    """The same finaliser for one seed, on the host, as a signed number, so that no tensor is copied to a device."""
+    """Apply the finaliser to one seed on the host, as a signed number, so that no tensor is copied to a device."""
     bits = (seed + _GOLDEN) % 2**64
     for shift, factor in zip((30, 27), _MIX, strict=True):
         bits = (bits ^ (bits >> shift)) * factor % 2**64
@@ -87,7 +89,7 @@ class Randomness(ABC):
 
     @abstractmethod
     def at(self, position: int) -> "Randomness":
-        """The randomness of the text's round whose root is at `position`; each call begins it anew."""
+        """The randomness of the round whose root is at `position`; each call starts from the round's first numbers."""
 
     @abstractmethod
     def gumbel(self, depth: int) -> Tensor:
@@ -103,21 +105,21 @@ class Randomness(ABC):
 
     @abstractmethod
     def children(
-        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
+        self, probs: Tensor, counts: Tensor, max_children: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Draw children of every frontier node.
 
         Args:
             probs: `[frontier, vocab]` distributions of the draft; changed meanwhile and restored at the end.
             counts: `[frontier]` number of children that each node gets.
-            most: number of children drawn for each node, at least the largest count; those beyond a node's count are
-                not used.
+            max_children: number of children drawn for each node, at least the largest count. Those beyond a node's
+                count are not used.
             proposal: how they are drawn.
             depth: level of the children; draws of different levels are independent.
 
         Returns:
-            Token ids `[frontier, most]` in draw order, and the distributions `[frontier, vocab]` the first drawn child
-            of each node came from: `probs` itself, unless the best tokens are not drawn.
+            Token ids `[frontier, max_children]` in draw order, and the distributions `[frontier, vocab]` from which the
+            first drawn children come. These are `probs` itself, unless the best tokens are taken without a draw.
         """
 
 
@@ -142,12 +144,13 @@ class SeededRandomness(Randomness):
         # Shared by all rounds of the text.
         self._gumbel: dict[int, Tensor] = {}
         self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
-        self._asked: dict[str, tuple[int, list[float]]] = {}  # by stream, runs read in this round and numbers left
+        # By stream, the number of runs read in this round, and the numbers not yet used.
+        self._asked: dict[str, tuple[int, list[float]]] = {}
 
     def at(self, position: int) -> "SeededRandomness":
         if self._gumbel and min(self._gumbel) <= position - self._span:
-            for passed in [passed for passed in self._gumbel if passed <= position]:
-                del self._gumbel[passed]
+            for passed_position in [key for key in self._gumbel if key <= position]:
+                del self._gumbel[passed_position]
         randomness = object.__new__(type(self))  # what `copy` does, which takes four times as long
         vars(randomness).update(vars(self))
         randomness._position = position
@@ -162,7 +165,7 @@ class SeededRandomness(Randomness):
                 self._seed, torch.arange(first_position, first_position + self._span, device=self._device), self._vocab
             )
             self._gumbel |= dict(enumerate(noise, first_position))
-        return self._gumbel[position].clone()  # later rounds use the row, too
+        return self._gumbel[position].clone()  # a copy, since later rounds read the row too
 
     def accept(self, probability: Tensor | float) -> bool:
         return self._next("accept") < float(probability)
@@ -171,13 +174,13 @@ class SeededRandomness(Randomness):
         return int(draw(distribution, distribution.new_full((), self._next("bonus"), dtype=torch.float64)))
 
     def children(
-        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
+        self, probs: Tensor, counts: Tensor, max_children: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
-        row = self._stream(f"draft/{depth}", self._position, len(counts) * most, self._device)
-        # A child's number depends on the counts alone, not on `most`: trees are the same wherever padding is trimmed.
+        row = self._stream(f"draft/{depth}", self._position, len(counts) * max_children, self._device)
+        # A child's number depends on the counts alone, not on `max_children`: padding does not change trees.
         offsets = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
-        shares = row[offsets + torch.arange(most, device=row.device)]
-        return draw_children(probs, counts, shares, proposal)
+        uniforms = row[offsets + torch.arange(max_children, device=row.device)]
+        return draw_children(probs, counts, uniforms, proposal)
 
     def _next(self, name: str) -> float:
         """The next number of a stream at the round's position, on the host."""
@@ -201,22 +204,22 @@ class SeededRandomness(Randomness):
         return rows[offset, :size]
 
 
-def draw_children(probs: Tensor, counts: Tensor, shares: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-    """Draw children by given uniform numbers `[frontier, most]`; arguments and result as `Randomness.children`."""
+def draw_children(probs: Tensor, counts: Tensor, uniforms: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """Draw children with these uniform numbers `[frontier, max_children]`; otherwise as `Randomness.children`."""
     if proposal is Proposal.WITH_REPLACEMENT:
-        return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
+        return torch.stack([draw(probs, column_uniforms) for column_uniforms in uniforms.unbind(-1)], -1), probs
     if proposal is Proposal.WITHOUT_REPLACEMENT:
-        tokens = torch.zeros_like(shares, dtype=torch.long)
-        drawn_probs = torch.zeros_like(shares, dtype=probs.dtype)
-        for column, share in enumerate(shares.unbind(-1)):
-            token = draw(probs, share)[..., None]
+        tokens = torch.zeros_like(uniforms, dtype=torch.long)
+        drawn_probs = torch.zeros_like(uniforms, dtype=probs.dtype)
+        for column, column_uniforms in enumerate(uniforms.unbind(-1)):
+            token = draw(probs, column_uniforms)[..., None]
             tokens[..., column : column + 1] = token
             drawn_probs[..., column : column + 1] = probs.gather(-1, token)
             probs.scatter_(-1, token, 0.0)
         return tokens, probs.scatter_add_(-1, tokens, drawn_probs)
-    best_tokens = probs.topk(shares.shape[-1]).indices
-    certain = torch.arange(shares.shape[-1], device=best_tokens.device) < counts[..., None] - 1
+    best_tokens = probs.topk(uniforms.shape[-1]).indices
+    certain = torch.arange(uniforms.shape[-1], device=best_tokens.device) < counts[..., None] - 1
     other_probs = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best_tokens, certain), 0.0)
-    last_token = draw(other_probs, shares[..., 0])[..., None]
+    last_token = draw(other_probs, uniforms[..., 0])[..., None]
     other_probs /= other_probs.sum(-1, keepdim=True)
     return best_tokens.scatter(-1, (counts[..., None] - 1).clamp_min(0), last_token), other_probs

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()) -> None:
+def check_requirements(purpose: str, extra: str = "", packages: Collection[str] = ()) -> None:
     """Raise an error if a package is missing, too old or too new.
 
     If drafttree itself is not installed, nothing is checked, since only its metadata names what it needs.
@@ -21,16 +21,15 @@ def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()
     Args:
         purpose: what needs the packages; the message begins with it.
         extra: the extra that brings them; empty for the dependencies of drafttree itself.
-        only: names of the packages of the extra that are needed; empty for all.
+        packages: the extra's packages to check; empty for all.
 
     Raises:
-        ConfigError: If a package does not suit; the message names it, the versions that work and a command to
-            install it.
+        ConfigError: a package does not suit; the message names it, the versions that work and a command to install it.
     """
     if not find_spec("packaging"):  # what reads versions
         raise ConfigError(f'{purpose} needs packaging, which is not installed: pip install "packaging"')
     for requirement in _requirements(extra):
-        if only and requirement.name not in only:
+        if packages and requirement.name not in packages:
             continue
         command = f'"drafttree[{extra}]"' if extra else f'"{requirement.name}{requirement.specifier}"'
         try:

@@ -37,7 +37,7 @@ class Sampling:
         top_h: keep the most probable tokens up to this share of the entropy (Potraghloo et al. 2025); 0 keeps all.
 
     Raises:
-        ConfigError: If a value is out of range or of another type.
+        ConfigError: a value is out of range or of another type.
     """
 
     temperature: float = 0.0
@@ -77,7 +77,7 @@ class Sampling:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
-        """Make a `Sampling` of those of a request's options that concern it; None means the default."""
+        """Make a `Sampling` from a request's options; others are ignored, and None means the default."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if options.get(field.name) is not None})
 
     @property
@@ -136,8 +136,8 @@ def _top_p(logits: Tensor, top_p: float) -> Tensor:
     """Apply top-p (nucleus) truncation to logits `[..., vocab]`; the most probable token always stays.
 
     Over a large vocabulary only the `TOP_P_SORTED` most probable tokens are sorted, unless their probability does not
-    reach top_p. Their cumulative sums are float64: in float32 the sums over 128,000 tokens would lose the last digits,
-    so the cut may differ from that of a full float32 sort by tokens that float32 cannot tell apart.
+    reach top_p. Their cumulative sums are float64, since in float32 the sums over 128,000 tokens would lose the last
+    digits. So the cut may differ from that of a full float32 sort by tokens that float32 cannot tell apart.
     """
     if logits.shape[-1] <= 4 * TOP_P_SORTED:
         return _full_sort_top_p(logits, top_p)

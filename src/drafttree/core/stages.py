@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Stages:
-    """Counts seconds by stage; while a stage runs within another one, the outer one is not counted.
+    """Counts seconds by stage. While an inner stage runs, the outer one does not count.
 
     Attributes:
         seconds: by name, in the order in which they began.
@@ -50,7 +50,7 @@ _current: ContextVar[Stages | None] = ContextVar("stages", default=None)
 
 @contextmanager
 def counted_stages() -> Iterator[Stages]:
-    """Context manager: count the seconds of all stages within; a block inside another one gives the outer `Stages`."""
+    """Context manager: count the seconds of all stages in the block; a nested block gets the outer `Stages`."""
     if outer_stages := _current.get():
         yield outer_stages
         return
@@ -65,7 +65,7 @@ def counted_stages() -> Iterator[Stages]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Context manager: the block is a stage of loading, which is counted within `counted_stages`."""
+    """Context manager: count the block's seconds as a stage of loading, if `counted_stages` is active."""
     stages = _current.get()
     if stages is None:
         yield
@@ -78,7 +78,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def tells_stages(load: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: let a function that loads log the seconds of its stages."""
+    """Decorator: a function that loads logs the seconds of its stages."""
 
     @functools.wraps(load)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:

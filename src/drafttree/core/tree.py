@@ -32,7 +32,7 @@ class Proposal(StrEnum):
 
 
 class Rule(StrEnum):
-    """What kept a token out of a tree, or ended a path."""
+    """The rule that kept a token out of a tree, or ended a path."""
 
     KEEP = "keep"
     """The policy did not keep the candidate; at a leaf, none of its children."""
@@ -45,7 +45,7 @@ class Rule(StrEnum):
     STOP = "stop"
     """The policy ended the tree here."""
     DEPTH = "depth"
-    """The tree had all its levels: those of the policy, of the drafter, or what is left of the text."""
+    """The tree had all levels that the policy, the drafter or the rest of the text allows."""
     WIDTH = "width"
     """The token was not among the candidates that the policy looks at."""
     DRAW = "draw"
@@ -133,7 +133,7 @@ class DraftTree:
 
     @property
     def node_logprobs(self) -> list[float]:
-        """Per node, its draft log-probability given its parent: its path's minus its parent's; 0 for the root."""
+        """Per node, its draft log-probability after its parent, 0 for the root."""
         paths = self.path_logprobs
         return [paths[node] - paths[max(parent, 0)] for node, parent in enumerate(self.parents)]
 
@@ -193,14 +193,14 @@ class DraftTree:
 
 
 class GrowthObserver(Protocol):
-    """Is told, while one tree grows, which candidates become nodes, and why others do not."""
+    """Observes the growth of one tree: which candidates become nodes, and why others do not."""
 
-    def guided(self, logits: Tensor, seen: Tensor) -> None:
-        """Take the drafter's distributions of a new level; their memory may be used again afterwards.
+    def guided(self, logits: Tensor, guided_logits: Tensor) -> None:
+        """Take the drafter's logits of a new level. Copy them to keep them: their memory may be used again.
 
         Args:
             logits: `[frontier, columns]` the drafter's logits.
-            seen: these logits as the policy sees them, changed by the verifier's `guide`.
+            guided_logits: these logits as the policy sees them, changed by the verifier's `guide`.
         """
         ...
 
@@ -233,17 +233,17 @@ class GrowingTree:
 
     Args:
         root: token id of the root.
-        limit: no node is deeper.
+        limit: the deepest level that the tree may have.
         state: the policy's state of the text.
         proposal: how children are chosen.
         source: which model of the drafter drafts.
-        observer: is told how the tree grows; None for nobody.
+        observer: observes how the tree grows; None for none.
 
     Attributes:
         frontier: the nodes that are expanded next.
         first: the first node of the newest level.
-        above: per node of this level, the row of its parent among the frontiers of all texts.
-        row: the row of its own frontier's first node among them.
+        above: per node of the newest level, its parent's row in the last draft pass, over the frontiers of all texts.
+        row: the row of the tree's first frontier node in that pass.
     """
 
     def __init__(

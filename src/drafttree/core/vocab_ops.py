@@ -14,7 +14,7 @@ NOT_A_NUMBER = -1
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096
-"""Rows of at most so many columns are drawn from without blocks."""
+"""Draws from rows of at most this many columns use no blocks."""
 
 
 def argmax(rows: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ def argmax(rows: Tensor) -> Tensor:
     return torch.as_tensor(floats.numpy().argmax(-1))
 
 
-def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = None) -> Callable[[int], int]:
-    """A function that gives the column of the largest entry of a row of `rows`, `NOT_A_NUMBER` for a row with NaN.
+def best_tokens(rows: Tensor, row_transform: Callable[[int, Array], Array] | None = None) -> Callable[[int], int]:
+    """A function from a row's index to the column of its largest entry, or to `NOT_A_NUMBER` if the row has NaN.
 
     A walk down a tree asks for the rows along one path, and on a CPU only these are searched. From a device, the
     answers for all rows come in one transfer.
 
     Args:
         rows: `[rows, columns]`.
-        changed: on a CPU, makes the numbers to search from a row's index and numbers, float32 or float64.
+        row_transform: on a CPU, maps a row's index and its numbers, float32 or float64, to the numbers to search.
     """
     if not rows.is_cpu:
         values, columns = rows.max(-1)
@@ -45,8 +45,8 @@ def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = No
 
     def best(row: int) -> int:
         numbers = rows[row].float().numpy() if host_rows is None else host_rows[row]
-        numbers = changed(row, numbers) if changed else numbers
-        column = int(numbers.argmax())  # that of a NaN, if there is any
+        numbers = row_transform(row, numbers) if row_transform else numbers
+        column = int(numbers.argmax())  # of a NaN, if there is one
         return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
 
     return best
@@ -80,6 +80,6 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _reach(ends: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """First column where cumulative sums `[..., columns]` reach a fraction `[..., 1]` of the total, and that value."""
+    """The first column where cumulative sums `[..., columns]` reach fractions `[..., 1]` of the total, and that sum."""
     targets = fractions * ends[..., -1:]
     return torch.searchsorted(ends, targets).clamp_max_(ends.shape[-1] - 1), targets

@@ -1,11 +1,10 @@
-"""Drafts with assistants of Gemma 4's kind, which attend to the target's keys and values and have none of their own.
+"""Drafts with assistants such as Gemma 4's, which attend to the target's keys and values and have none of their own.
 
-An assistant reads the embedding of a token beside a hidden state: the target's before the root, its own output below
-a drafted token. All nodes of a tree have the root's position and attend to the committed rows alone, so a level is one
-pass without a tree mask, and nothing is kept of a text but one hidden state. The models are transformers' own, which
-drives them as chains (`SinglePositionMultiTokenCandidateGenerator`). Its loop (in 5.24) lets them attend to rows of
-drafts that the previous round has rejected; here they attend to committed rows only, as they do there in the first
-round.
+An assistant reads the embedding of a token and a hidden state: for the root the target's state at the token before, for
+a drafted token its own output at the parent. All nodes of a tree have the root's position and attend to committed rows
+only. So a level is one pass without a tree mask, and a session keeps one hidden state. The models are transformers'
+own, which uses them for chains (`SinglePositionMultiTokenCandidateGenerator`). In transformers 5.24, they also attend
+to rows that the previous round has rejected. Here they attend to committed rows only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,19 +29,19 @@ from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import EVERYTHING, Span
 
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
-"""The model types of assistants that are run."""
+"""The supported model types of assistants."""
 SLIDING = "sliding_attention"
 Rows = tuple[Tensor, Tensor]
 """Keys and values `[1, heads, rows, width]`."""
 
 
 class CommittedRows:
-    """Attention of the nodes of several requests, each to all rows of its own request.
+    """An attention plan in which the nodes of each request attend to all rows of their own request.
 
-    Our attention function gets it as `tree_plan`, see `drafttree.models.attention.tree_attention.Plan`.
+    Our attention function gets it as `tree_plan`; see `drafttree.models.attention.tree_attention.Plan`.
 
     Args:
-        rows: by type of layer, the rows of every request; layers themselves get those of the first request.
+        rows: by type of layer, the rows of each request. The layers themselves get the first request's rows.
         widths: number of nodes of each request.
     """
 
@@ -53,22 +52,21 @@ class CommittedRows:
         self._widths = widths
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """A layer's queries and rows, by request; the key that the layer was given tells its type."""
+        """A layer's queries and rows, by request. The key that the layer was given identifies its type."""
         rows = next(layer_rows for layer_rows in self._rows.values() if layer_rows[0][0] is key)
-        queries = split(query, self._widths, 2)
-        return [
-            AttentionPart(request_queries, *request_rows, self)
-            for request_queries, request_rows in zip(queries, rows, strict=True)
-        ]
+        attention_parts = list[AttentionPart]()
+        for request_queries, request_rows in zip(split(query, self._widths, 2), rows, strict=True):
+            attention_parts.append(AttentionPart(request_queries, *request_rows, self))
+        return attention_parts
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> None:
-        """None, since rows outside a window are left out beforehand."""
+        """No mask, since `rows` has only the rows within the window."""
 
 
 class AssistantDrafter(ShownBySize):
     """Drafts with an assistant, one pass per level of the tree.
 
-    Its attention is switched to ours, as a target's is.
+    The assistant's attention is replaced by ours, as in a target.
 
     Args:
         assistant: transformers' model of one of the types `ASSISTANTS`, in evaluation mode, with the target's dtype and
@@ -94,11 +92,11 @@ class AssistantDrafter(ShownBySize):
         self.zero_hidden = zero_hidden(target)
         self._embed = embedding(target)
         self._layers = _stored_layers(target.config.get_text_config())
-        # transformers' mask for assistants lets a token see so many committed rows, two more than a causal window
+        # in transformers, an assistant sees this many committed rows, two more than with a causal window
         self._window: int = config.sliding_window + 1
 
     def start(self, prompt: list[int], capacity: int) -> Session:
-        """Begin a request, whose session is given the target's KV cache before it drafts."""
+        """Begin a request. Its session gets the target's KV cache before it drafts."""
         return AssistantSession(self, prompt[-1])
 
     def draft_root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
@@ -108,20 +106,21 @@ class AssistantDrafter(ShownBySize):
 
     def draft_level(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
-        tokens = [token for frontier in frontiers for token in frontier.tokens]
-        states = [
-            rows_of(session.drafted, frontier.origins) for session, frontier in zip(sessions, frontiers, strict=True)
-        ]
+        tokens = list[int]()
+        states = list[Tensor]()
+        for session, frontier in zip(sessions, frontiers, strict=True):
+            tokens += frontier.tokens
+            states.append(rows_of(session.drafted, frontier.origins))
         return self._draft(sessions, tokens, states)
 
     @in_inference_mode
     def _draft(self, sessions: "Sequence[AssistantSession]", tokens: list[int], states: Sequence[Tensor]) -> Tensor:
-        """Logits `[nodes, vocab]` after new nodes; their output states are kept in the sessions for the next level.
+        """Logits `[nodes, vocab]` after new nodes. The sessions keep the output states for the next level.
 
         Args:
             sessions: sessions that have nodes.
             tokens: token ids of all nodes.
-            states: of each session, `[1, nodes, hidden]` the states that its nodes read.
+            states: for each session, the states `[1, nodes, hidden]` that its nodes read.
         """
         widths = [state.shape[1] for state in states]
         with count_pass(sessions), attending_to_trees(self._attending):
@@ -137,16 +136,16 @@ class AssistantDrafter(ShownBySize):
                 position_ids=positions,
                 shared_kv_states={layer_type: layer_rows[0] for layer_type, layer_rows in rows.items()},
                 tree_plan=CommittedRows(rows, widths),
-                logits_to_keep=slice(None),  # with a number, layers that share keys drop inputs that assistants lack
+                logits_to_keep=slice(None),  # a number makes shared layers drop inputs that assistants lack
             )
         for session, session_states in zip(sessions, split(output.last_hidden_state, widths), strict=True):
             session.drafted = session_states
         return output.logits[0]
 
-    def _rows(self, session: "AssistantSession", kind: str) -> Rows:
-        """The committed rows that a layer of a type attends to; a row of zeros where the text has no row yet."""
-        keys, values = session.cache.committed_of(self._layers[kind], self.zero_hidden)
-        if kind == SLIDING:
+    def _rows(self, session: "AssistantSession", layer_type: str) -> Rows:
+        """The committed rows that layers of a type attend to; one row of zeros if the text has no rows yet."""
+        keys, values = session.cache.committed_of(self._layers[layer_type], self.zero_hidden)
+        if layer_type == SLIDING:
             keys, values = keys[:, :, -self._window :], values[:, :, -self._window :]
         if keys.shape[2]:
             return keys, values
@@ -159,7 +158,7 @@ class AssistantSession(Session):
     Attributes:
         root_token: the last committed token.
         hidden: `[1, 1, hidden]` the target's state at the token before the root.
-        drafted: `[1, frontier, hidden]` the states that children of the newest frontier read.
+        drafted: `[1, frontier, hidden]` the assistant's outputs at the newest frontier, which its children read.
     """
 
     def __init__(self, drafter: AssistantDrafter, root_token: int) -> None:
@@ -192,7 +191,7 @@ class AssistantSession(Session):
         return self.hidden.nbytes
 
     def read_cache(self, cache: TreeCache) -> None:
-        """As in `Session`."""
+        """See `Session`."""
         self._cache = cache
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
@@ -203,7 +202,7 @@ class AssistantSession(Session):
         return None
 
     def restore(self, snapshot: object, tokens: int) -> int:
-        return tokens  # the target keeps the rows, and the newest hidden state is computed again
+        return tokens  # the target keeps the rows and computes the newest hidden state again
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self.prefill(hidden_states, len(tokens))
@@ -211,15 +210,21 @@ class AssistantSession(Session):
 
 
 def _stored_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """By type, the layer whose keys and values assistants read, the last with its own; empty for other families."""
+    """By type, the layer whose keys and values assistants read: the last one that has its own.
+
+    Empty for families without assistants.
+    """
     modes: list[str | None] = getattr(config, "kv_sharing_modes", [])
     return {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
 
 
 def _row_shapes(config: Any, layers: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Heads and width of the keys of one layer of every type."""
-    layer_configs = {layer_type: config.per_layer_config[layer] for layer_type, layer in layers.items()}
-    return {layer_type: (layer.num_key_value_heads, layer.head_dim) for layer_type, layer in layer_configs.items()}
+    """By type of layer, the number of heads of the keys and their width."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for layer_type, layer in layers.items():
+        layer_config = config.per_layer_config[layer]
+        shapes[layer_type] = (layer_config.num_key_value_heads, layer_config.head_dim)
+    return shapes
 
 
 def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -239,11 +244,10 @@ def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
         "hidden size": (assistant.config.backbone_hidden_size, target_config.hidden_size),
         "vocabulary": (assistant_config.vocab_size, logits_width(target)),
     }
-    layers = {
-        layer_type: assistant_config.layer_types.index(layer_type)
-        for layer_type in dict.fromkeys(assistant_config.layer_types)
-    }
-    assistant_shapes = _row_shapes(assistant_config, layers)
+    first_layers: dict[str, int] = {}
+    for layer, layer_type in enumerate(assistant_config.layer_types):
+        first_layers.setdefault(layer_type, layer)
+    assistant_shapes = _row_shapes(assistant_config, first_layers)
     target_shapes = _row_shapes(target_config, stored_layers)
     for layer_type, shape in assistant_shapes.items():
         sizes[f"layer of {layer_type} with keys of (heads, width)"] = (shape, target_shapes.get(layer_type))

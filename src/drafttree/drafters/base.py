@@ -83,8 +83,8 @@ class Session(WithFormerNames):
     keep nothing.
 
     Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
-    drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
-    probability of "none of these" into an extra column.
+    drafted. A drafter that proposes only some tokens gives -inf to the others, and puts the probability of "none of
+    these" into an extra column.
 
     Args:
         drafter: the drafter that made the session.
@@ -182,7 +182,7 @@ class Session(WithFormerNames):
         return None
 
     def choose(self, source: int) -> "Session":
-        """The session of the source that drafts this round (see `sources_of`), after it is told all of the text."""
+        """Return the session of the source that drafts this round (see `sources_of`). It knows the whole text then."""
         return self
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
@@ -252,17 +252,17 @@ def sources_of(drafter: Drafter) -> tuple[Drafter, ...]:
     return getattr(drafter, "sources", (drafter,))
 
 
-def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
-    """The hidden states of the nodes on an accepted path; no copy if they are the tree's first nodes."""
-    if not hidden or hidden[0].shape[1] == 1:
-        return hidden
+def accepted_rows(hidden_states: HiddenStates, path: list[int]) -> HiddenStates:
+    """The hidden states of the nodes on an accepted path. If these are the tree's first nodes, nothing is copied."""
+    if not hidden_states or hidden_states[0].shape[1] == 1:
+        return hidden_states
     if path[-1] == len(path) - 1:
-        return tuple(layer[:, : len(path)] for layer in hidden)
-    (rows,) = send([np.array(path)], hidden[0].device)
-    return tuple(layer.index_select(1, rows) for layer in hidden)
+        return tuple(layer[:, : len(path)] for layer in hidden_states)
+    (rows,) = send([np.array(path)], hidden_states[0].device)
+    return tuple(layer.index_select(1, rows) for layer in hidden_states)
 
 
 def rows_of(states: Tensor, rows: list[int]) -> Tensor:
-    """These rows of states `[1, rows, ...]`, without waiting for the device."""
+    """Select rows of states `[1, rows, ...]`, without waiting for the device."""
     (index,) = send([np.array(rows)], states.device)
     return states.index_select(1, index)

@@ -1,9 +1,9 @@
 """Drafts a block of tokens in one pass: DFlash, DFlash2, JetFlow (once JetSpec) and DSpark.
 
-A few decoder layers read the root and a mask token for every token to be drafted. They attend to a context: the
-target's hidden states of all tokens before the root, fused, and projected once to keys and values of every layer. So
-all nodes of a level have the same logits (DFlash, arXiv 2602.06036), unless a transition changes them by the token
-above (DSpark, DFlash2).
+A few decoder layers read the root and a mask token for each token to be drafted. They attend to a context: the
+target's hidden states of all tokens before the root are fused, and projected once to keys and values of every layer.
+So all nodes of a level have the same logits (DFlash, arXiv 2602.06036), unless a transition changes them by the
+parent's token (DSpark, DFlash2).
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.block_layers import BlockLayers
 from drafttree.drafters.session import Frontier, count_pass
+from drafttree.drafters.transitions import CandidateSelector, Transition
 from drafttree.models import Segment, TreeCache
 from drafttree.models.host_copies import send
 from drafttree.models.inference import in_inference_mode
@@ -71,37 +72,48 @@ class BlockDrafter(ShownBySize):
         return self._level(sessions, frontiers)
 
     def _level(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node of the frontiers, those of the sessions' current level."""
-        widths = [len(frontier.tokens) for frontier in frontiers]
-        level = sessions[0].level
-        logits = join(
-            [session.logits[level].expand(width, -1) for session, width in zip(sessions, widths, strict=True)], 0
-        )
-        if (transition := self.block.markov_head) is not None:
-            tokens = list[int]()
-            rows = list[Tensor]()
-            parent_memory = list[Tensor]()
-            for session, frontier in zip(sessions, frontiers, strict=True):
-                tokens += frontier.tokens
-                rows.append(session.rows[level].expand(len(frontier.tokens), -1))
-                parent_memory.append(rows_of(session.memory[None], frontier.origins)[0])
-            ids = torch.tensor(tokens, device=logits.device)
-            logits, memory = transition(logits, ids, join(rows, 0), join(parent_memory, 0))
-            for session, session_memory in zip(sessions, memory.split(widths), strict=True):
-                session.memory = session_memory
+        """Logits `[nodes, vocab]` after each node of the frontiers, from the sessions' present level."""
+        level_logits = list[Tensor]()
+        for session, frontier in zip(sessions, frontiers, strict=True):
+            level_logits.append(session.logits[session.level].expand(len(frontier.tokens), -1))
+        logits = join(level_logits, 0)
+        if self.block.markov_head is not None:
+            logits = self._after_transition(self.block.markov_head, logits, sessions, frontiers)
         return self.block.in_target_vocab(logits)
+
+    def _after_transition(
+        self,
+        transition: Transition | CandidateSelector,
+        logits: Tensor,
+        sessions: "Sequence[BlockSession]",
+        frontiers: Sequence[Frontier],
+    ) -> Tensor:
+        """Change logits `[nodes, draft_vocab]` by the paths to the nodes, and store the memory of these paths."""
+        tokens = list[int]()
+        rows = list[Tensor]()
+        parent_memory = list[Tensor]()
+        for session, frontier in zip(sessions, frontiers, strict=True):
+            tokens += frontier.tokens
+            rows.append(session.rows[session.level].expand(len(frontier.tokens), -1))
+            parent_memory.append(rows_of(session.memory[None], frontier.origins)[0])
+        ids = torch.tensor(tokens, device=logits.device)
+        logits, memory = transition(logits, ids, join(rows, 0), join(parent_memory, 0))
+        widths = [len(frontier.tokens) for frontier in frontiers]
+        for session, session_memory in zip(sessions, memory.split(widths), strict=True):
+            session.memory = session_memory
+        return logits
 
 
 class BlockSession(Session):
-    """The context of one request, as keys and values of every layer, and the block of the current round.
+    """The keys and values of one request's context, and the block of the present round.
 
     Attributes:
-        cache: the KV cache; between rounds it holds the context alone.
-        token: the root.
-        level: level that was drafted last; the root's children are level 0.
-        rows: `[levels, width]` the states that predict a level each.
-        logits: `[levels, draft_vocab]` of these rows.
-        memory: `[frontier, ...]` what the transition keeps of the path to each node of the newest frontier.
+        cache: the KV cache; between rounds it holds the context only.
+        token: the root's token.
+        level: the level that was drafted last; the root's children are level 0.
+        rows: `[levels, width]` one state per level, from which the level is predicted.
+        logits: `[levels, draft_vocab]` the logits of these rows.
+        memory: `[frontier, ...]` the transition's memory of the path to each node of the newest frontier.
     """
 
     drafter: BlockDrafter
@@ -131,7 +143,7 @@ class BlockSession(Session):
         self._unread.append(hidden_states)
 
     def read_rest(self) -> None:
-        """As in `Session`."""
+        """See `Session`."""
         self.read_context()
 
     def snapshot(self, tokens: int) -> object:
@@ -142,11 +154,13 @@ class BlockSession(Session):
 
     @in_inference_mode
     def read_context(self) -> None:
-        """Compute and commit keys and values of the tokens whose hidden states are unread."""
-        unread, self._unread = self._unread, []
-        for states in unread:
+        """Compute and commit keys and values from the unread hidden states."""
+        unread_states = self._unread
+        self._unread = []
+        for states in unread_states:
             for start in range(0, states[0].shape[1], PREFILL_CHUNK):
-                context = self.drafter.block.context(tuple(state[:, start : start + PREFILL_CHUNK] for state in states))
+                chunk = slice(start, start + PREFILL_CHUNK)
+                context = self.drafter.block.context(tuple(state[:, chunk] for state in states))
                 positions = self.cache.next_position + np.arange(context.shape[1])
                 (position_ids,) = send([positions[None]], self._device)
                 for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(context, position_ids)):

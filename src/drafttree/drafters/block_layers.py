@@ -34,23 +34,23 @@ class BlockConfig:
         vocab: size of the target's vocabulary.
         draft_vocab: number of tokens it can propose.
         target_hidden: width of the target's hidden states.
-        states: number of the target's layers whose hidden states are fused.
-        block: rows of a block, the root's included.
-        mask_token: id of the token that stands for those to be drafted.
-        levels: levels that it drafts.
-        from_root: the root's row predicts the first level ("sample_from_anchor"); else the first mask's row does.
-        causal: for each layer, whether rows attend to those before them in the block only.
-        sinks: attention has a score per head that takes weight from all rows and has no value.
-        value_scale: what the weights of values are multiplied by when they are loaded.
-        own_mask: an embedding of its own stands for the mask token.
-        transition: kind of the transition, None for logits that do not depend on the path.
+        states: number of the target's hidden states that are fused.
+        block: number of rows of a block, the root's included.
+        mask_token: id of the mask token, which stands for tokens to be drafted.
+        levels: number of drafted levels.
+        from_root: whether the root's row predicts the first level ("sample_from_anchor"), instead of the first mask's.
+        causal: for each layer, whether a row attends only to itself and earlier rows of the block.
+        sinks: whether attention has sinks: a score per head that takes weight from all rows and has no value.
+        value_scale: factor of the weights of values, applied when they are loaded.
+        own_mask: whether the mask token has an embedding of its own.
+        transition: kind of the transition; None for logits that do not depend on the path.
         rank: width of the transition.
-        candidates: tokens of a level that the transition lets be drafted, 0 for all.
-        convolution: rows that the convolutions around attention and MLP reach back to, 0 without convolutions.
-        group: channels that share the changing part of a convolution's kernel.
-        input_scale: what embeddings are multiplied by.
-        output_scale: what logits are multiplied by.
-        softcap: bound of the logits, None without.
+        candidates: number of tokens of a level that the transition allows; 0 for all.
+        convolution: number of rows in a convolution kernel (DFlash2); 0 without convolutions.
+        group: number of channels that share the row-dependent part of a convolution kernel.
+        input_scale: factor of embeddings.
+        output_scale: factor of logits.
+        softcap: bound of logits; None without.
     """
 
     layer: Qwen3Config
@@ -77,13 +77,13 @@ class BlockConfig:
 
     @property
     def rows(self) -> slice:
-        """The rows of a block that predict a level each."""
+        """The rows of a block that predict levels, one each."""
         first_row = 0 if self.from_root else 1
         return slice(first_row, first_row + self.levels)
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        """For each layer, how many later rows of the block a row attends to; a window reaches both ways."""
+        """For each layer, how many later rows of the block a row attends to. A window extends in both directions."""
         ahead = list[int]()
         for causal, layer_type in zip(self.causal, self.layer.layer_types or (), strict=True):
             window = self.layer.sliding_window if layer_type == "sliding_attention" else None
@@ -172,7 +172,7 @@ class BlockLayers(nn.Module):
         return logits if config.softcap is None else torch.tanh(logits / config.softcap) * config.softcap
 
     def in_target_vocab(self, logits: Tensor) -> Tensor:
-        """Spread logits `[..., draft_vocab]` over the target's vocabulary, -inf for tokens it cannot propose."""
+        """Spread logits `[..., draft_vocab]` over the target's vocabulary; tokens that cannot be drafted get -inf."""
         if self.target_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.config.vocab), -torch.inf)
@@ -180,15 +180,15 @@ class BlockLayers(nn.Module):
 
 
 class GroupedConvolution(nn.Module):
-    """A pair of causal convolutions over the rows of a block, around another part of a layer (DFlash2).
+    """Two causal convolutions over the rows of a block, before and after another part of a layer (DFlash2).
 
-    A channel's kernel is the sum of a fixed part of its own and a part that depends on the row, which the channels of a
-    group share.
+    A channel's kernel is the sum of a fixed part and a part that depends on the row. The channels of a group share the
+    second part.
 
     Args:
-        width: channels.
-        reach: rows of a kernel: the row itself and those before it.
-        group: channels of a group.
+        width: number of channels.
+        reach: number of rows in a kernel: the row itself and earlier ones.
+        group: number of channels in a group.
     """
 
     def __init__(self, width: int, reach: int, group: int) -> None:
@@ -204,7 +204,7 @@ class GroupedConvolution(nn.Module):
         return self._convolve(rows, kernels[..., 0, :, :], 0), kernels[..., 1, :, :]
 
     def after(self, rows: Tensor, kernels: Tensor) -> Tensor:
-        """Convolve the output of the part between."""
+        """Convolve the output of the part between the convolutions."""
         return self._convolve(rows, kernels, 1)
 
     def _convolve(self, rows: Tensor, kernels: Tensor, side: int) -> Tensor:
@@ -223,10 +223,10 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         self.attention_conv = GroupedConvolution(*sizes)
         self.mlp_conv = GroupedConvolution(*sizes)
 
-    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As in the base class; the rows of several blocks follow each other."""
         x, kernels = self.attention_conv.before(self._blocks(self.input_layernorm(hidden_states)))
-        attended, _ = self.self_attn(x.reshape(hidden_states.shape), attention_mask=None, **given)
+        attended, _ = self.self_attn(x.reshape(hidden_states.shape), attention_mask=None, **kwargs)
         hidden_states = hidden_states + self.attention_conv.after(self._blocks(attended), kernels).view_as(attended)
         x, kernels = self.mlp_conv.before(self._blocks(self.post_attention_layernorm(hidden_states)))
         return hidden_states + self.mlp_conv.after(self.mlp(x), kernels).reshape(hidden_states.shape)

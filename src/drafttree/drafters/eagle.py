@@ -1,8 +1,8 @@
 """The weights and forward pass of EAGLE heads, for `drafttree.drafters.head.HeadDrafter`.
 
-EAGLE-1 (Li et al. 2024, arXiv 2401.15077), section 3.1: a decoder layer that predicts the target's next hidden state,
-from which the target's output layer makes logits; EAGLE-2 (arXiv 2406.16858) has the same heads and other trees.
-EAGLE-3 (Li et al. 2025), section 3.1: a decoder layer that reads the target's hidden states of three layers, fused.
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077, section 3.1) is a decoder layer that predicts the target's next hidden state.
+The target's output layer turns it into logits. EAGLE-2 (arXiv 2406.16858) has the same heads and other trees. EAGLE-3
+(Li et al. 2025, section 3.1) is a decoder layer that reads fused hidden states of three layers of the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.head import Head, HeadDrafter
+from drafttree.drafters.head import Head, HeadDrafter, split_by_segment
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.families import Architecture, Block, Entry, llama_block, rotaries_of
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
-from drafttree.models.segment import BEFORE_NORM, join, split
+from drafttree.models.segment import BEFORE_NORM, join
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class EagleConfig:
 
     Attributes:
         layer: config of its decoder layers, and sizes of the target's hidden state and vocabulary.
-        biased: the layer that joins embedding and hidden state has a bias.
+        biased: whether the layer that joins embedding and hidden state has a bias.
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -59,11 +59,11 @@ class Eagle3Config:
         draft_vocab: number of tokens it can propose.
         target_hidden: width of the target's hidden states.
         states: number of the target's layers whose hidden states it fuses.
-        normed_residual: the first layer's residual is the normed hidden state ("norm_before_residual").
-        normed_input: the concatenated hidden states are normed before they are fused ("norm_before_fc").
-        normed_states: each hidden state is normed on its own before concatenation ("fc_norm").
-        normed_output: children of a drafted token read its output after the final norm ("norm_output").
-        normed_logits: logits are of outputs after the final norm.
+        normed_residual: whether the first layer's residual is the normed hidden state ("norm_before_residual").
+        normed_input: whether the concatenated hidden states are normed before fusion ("norm_before_fc").
+        normed_states: whether each hidden state is normed by itself before concatenation ("fc_norm").
+        normed_output: whether a node's children read its output after the final norm ("norm_output").
+        normed_logits: whether logits are computed from outputs after the final norm.
     """
 
     layer: LlamaConfig | Qwen3Config
@@ -120,21 +120,23 @@ class EagleHead(nn.Module):
         output = self.run_layers(ModuleInputs.of(segments, states.dtype, states.device), states)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        segment_outputs = split(output, [segment.nodes for segment in segments])
-        wanted_rows = join([segment.wanted_of(rows) for segment, rows in zip(segments, segment_outputs, strict=True)])
-        return over_vocabulary(self, self.draft_logits(wanted_rows)[0]), self.next_hidden(output)
+        wanted_outputs = list[Tensor]()
+        for segment, segment_outputs in zip(segments, split_by_segment(output, segments), strict=True):
+            wanted_outputs.append(segment.wanted_of(segment_outputs))
+        logits = self.draft_logits(join(wanted_outputs))[0]
+        return over_vocabulary(self, logits), self.next_hidden(output)
 
-    def run_layers(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
-        """Run the layers over rows; the inputs' plan says what each row attends to."""
-        layer_kwargs = self._shared(inputs, hidden)
-        output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden), -1))
+    def run_layers(self, inputs: ModuleInputs, hidden_states: Tensor) -> Tensor:
+        """Run the layers; the plan of the inputs says what each row attends to."""
+        layer_kwargs = self._layer_kwargs(inputs, hidden_states)
+        output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden_states), -1))
         for layer in self.layers:
             output = layer(output, **layer_kwargs)
         return output
 
-    def _shared(self, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
+    def _layer_kwargs(self, inputs: ModuleInputs, hidden_states: Tensor) -> dict[str, Any]:
         """The keyword arguments of all decoder layers."""
-        rotary = self.rotary(hidden, inputs.positions)
+        rotary = self.rotary(hidden_states, inputs.positions)
         layer_kwargs = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
         return layer_kwargs | as_cache(self.layers[0], inputs.cache)
 
@@ -150,11 +152,11 @@ class EagleHead(nn.Module):
 
     @property
     def output_layer(self) -> int:
-        """The layer whose output a token's children read, counted as in `Backend.forward`."""
+        """The layer whose output a node's children read, counted as in `Backend.forward`."""
         return BEFORE_NORM
 
     def architecture(self) -> Architecture:
-        """The head's computation without `fuse`, for backends that run it."""
+        """The head without `fuse`, as backends need it."""
         return self._architecture(Entry(token_norm=None, state_norm=None, projection=self.fc), None)
 
     def _architecture(self, entry: Entry, norm: nn.Module | None) -> Architecture:
@@ -171,11 +173,11 @@ class EagleHead(nn.Module):
         )
 
     def next_hidden(self, output: Tensor) -> Tensor:
-        """The states that the children of tokens read, from the tokens' outputs."""
+        """The states that the children of nodes read, given the outputs at these nodes."""
         return output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        """Logits `[1, rows, draft_vocab]` of outputs; only EAGLE-3 has a norm before the output layer."""
+        """Logits `[1, rows, draft_vocab]` of outputs. Only EAGLE-3 has a norm before the output layer."""
         return self.lm_head(output)
 
 
@@ -209,12 +211,12 @@ class Eagle3Head(EagleHead):
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
         return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
 
-    def run_layers(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
+    def run_layers(self, inputs: ModuleInputs, hidden_states: Tensor) -> Tensor:
         first_layer: Any = self.layers[0]
-        layer_kwargs = self._shared(inputs, hidden)
-        normed = first_layer.hidden_norm(hidden)
+        layer_kwargs = self._layer_kwargs(inputs, hidden_states)
+        normed = first_layer.hidden_norm(hidden_states)
         attention_input = torch.cat((first_layer.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
-        residual = normed if self.config.normed_residual else hidden
+        residual = normed if self.config.normed_residual else hidden_states
         output = residual + first_layer.self_attn(attention_input, **layer_kwargs)[0]
         output = output + first_layer.mlp(first_layer.post_attention_layernorm(output))
         for layer in self.layers[1:]:
@@ -233,7 +235,7 @@ class Eagle3Head(EagleHead):
         norms = {"token_norm": first_layer.input_layernorm, "state_norm": first_layer.hidden_norm}
         entry = Entry(**norms, projection=None, normed_residual=config.normed_residual)
         architecture = self._architecture(entry, self.norm if config.normed_logits else None)
-        # attention reads the (embedding, state) pair, not the output of a norm
+        # attention reads the pair of embedding and state, not the output of a norm
         return replace(
             architecture, blocks=[replace(architecture.blocks[0], before_attention=None), *architecture.blocks[1:]]
         )
@@ -246,7 +248,7 @@ class Eagle3Head(EagleHead):
 
 
 def over_vocabulary(head: EagleHead, logits: Tensor) -> Tensor:
-    """Logits `[rows, draft_vocab]` over the target's vocabulary: -inf for tokens that cannot be drafted."""
+    """Spread logits `[rows, draft_vocab]` over the target's vocabulary; tokens that cannot be drafted get -inf."""
     if head.target_ids is None:
         return logits
     full = logits.new_full((len(logits), head.config.vocab), -torch.inf)
@@ -259,7 +261,7 @@ def eagle_drafter(
     nbytes: int,
     select: Callable[[Any], Head] = lambda head: head,
 ) -> HeadDrafter:
-    """The drafter of an EAGLE head, in the target's dtype and on its device; see `HeadDrafter` for the arguments."""
+    """Make the drafter of an EAGLE head in the target's dtype and on its device; arguments as of `HeadDrafter`."""
     zero = head.fc.weight.new_zeros(1, 1, head.config.target_hidden)
     zeros = (zero,) * head.config.states
     return HeadDrafter(head.kind, [head], hidden_layers, zeros, head.config.vocab, nbytes, select)

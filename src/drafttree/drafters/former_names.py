@@ -26,11 +26,11 @@ class WithFormerNames:
         add_new_names(cls)
 
 
-def add_new_names(part: type) -> None:
-    """Give each method that a class defines by its former name alone the new one too, with a `DeprecationWarning`."""
+def add_new_names(subclass: type) -> None:
+    """Give methods that a class defines only by a former name the new name too, with a `DeprecationWarning`."""
     for name, former_name in FORMER_NAMES.items():
-        if former_name in vars(part) and name not in vars(part):
-            setattr(part, name, vars(part)[former_name])
+        if former_name in vars(subclass) and name not in vars(subclass):
+            setattr(subclass, name, vars(subclass)[former_name])
             warnings.warn(
-                f"{part.__name__}.{former_name} is called {name} now; rename it", DeprecationWarning, stacklevel=4
+                f"{subclass.__name__}.{former_name} is called {name} now; rename it", DeprecationWarning, stacklevel=4
             )

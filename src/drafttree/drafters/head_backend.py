@@ -29,10 +29,10 @@ from drafttree.models.windows import EVERYTHING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
-"""For dtypes of less precision than float32."""
+"""Tolerance for dtypes with less precision than float32."""
 ROWS = 3
 CPU_ROWS = 16
-"""On a CPU, more rows than these are padded to a multiple of them to be fused."""
+"""On a CPU, if there are more rows than this, they are padded to a multiple of it before they are fused."""
 
 
 class HeadBackend:
@@ -56,8 +56,8 @@ class HeadBackend:
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         """As `Head.fuse`; on a CPU, many rows are padded to a multiple of `CPU_ROWS`.
 
-        In bfloat16, torch makes a kernel there for each number of rows, which takes 1 ms and 80 kB, and keeps some
-        1,000.
+        In bfloat16, torch there compiles a kernel for each number of rows. Each takes 1 ms and 80 kB, and torch keeps
+        about 1,000 of them.
         """
         rows = hidden_states[0].shape[1]
         if rows > CPU_ROWS and self._head.device.type == "cpu":
@@ -98,31 +98,31 @@ def choose_head_backend(head: EagleHead) -> Head:
     return recorded if _repeats(recorded, head, own_logits) else fused
 
 
-def _trusted(kind: Any, head: EagleHead, own: Tensor) -> Any:
-    """The head on a backend of this kind; None if it cannot be run on it or gives other logits."""
-    if kind is NativeBackend and why_not_packable(head):
+def _trusted(backend_class: Any, head: EagleHead, own_logits: Tensor) -> Any:
+    """The head on a backend of this class; None if it cannot be run on it or gives other logits."""
+    if backend_class is NativeBackend and why_not_packable(head):
         return None
     try:
-        backend = HeadBackend(head, kind(head))
-        return backend if _agrees(backend, head, own) else None
+        backend = HeadBackend(head, backend_class(head))
+        return backend if _agrees(backend, head, own_logits) else None
     except NOT_RUN:  # a layer was replaced by one of another kind or size
         return None
 
 
-def _repeats(recorded: HeadBackend, head: EagleHead, own: Tensor) -> bool:
+def _repeats(recorded: HeadBackend, head: EagleHead, own_logits: Tensor) -> bool:
     """Whether passes that were recorded on other tokens give the head's own logits when they are replayed."""
     _probe(recorded, head, shift=1)
-    return _agrees(recorded, head, own)
+    return _agrees(recorded, head, own_logits)
 
 
-def _agrees(backend: Head, head: EagleHead, own: Tensor) -> bool:
-    gap = float((_probe(backend, head) - own).abs().max()) / max(float(own.abs().max()), 1.0)
-    return gap <= TOLERANCE.get(own.dtype, REDUCED_TOLERANCE)
+def _agrees(backend: Head, head: EagleHead, own_logits: Tensor) -> bool:
+    gap = float((_probe(backend, head) - own_logits).abs().max()) / max(float(own_logits.abs().max()), 1.0)
+    return gap <= TOLERANCE.get(own_logits.dtype, REDUCED_TOLERANCE)
 
 
 @torch.inference_mode()
 def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
-    """Draft logits of `ROWS` rows after as many committed ones; another shift gives other tokens and states."""
+    """Draft logits of `ROWS` rows after `ROWS` committed ones. `shift` selects other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
     input_states = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))

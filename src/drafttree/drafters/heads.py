@@ -1,9 +1,9 @@
 """Drafts with heads that each draft one level, from the target's last hidden state: Medusa, Hydra and Hydra++.
 
-Head k gives logits of the token k + 1 levels below the root. It reads a context vector: the target's hidden state,
-after its final norm, of the token before the root. Medusa's heads read nothing else, so all levels are drafted at once
-and do not depend on the path (Cai et al. 2024, section 2.1). Hydra's also read the embeddings of the root and of the k
-tokens below it. The context vectors of Hydra++ come from an attention layer over the hidden states of the whole text
+Head k gives logits of the token k + 1 levels below the root. It reads a context vector: the target's hidden state after
+the final norm, at the token before the root. Medusa heads read nothing else. So all levels are drafted at once and do
+not depend on the path (Cai et al. 2024, section 2.1). Hydra heads also read the embeddings of the root and of the k
+tokens below it. In Hydra++, an attention layer over the hidden states of the whole text computes the context vectors
 (Ankner et al. 2024, sections 3 and 4).
 """
 
@@ -32,20 +32,22 @@ PREFIX_FIELDS = (
 
 
 class ResBlock(nn.Module):
-    """Residual block x + SiLU(W x + b); if `parts` > 1, a linear map to `hidden` replaces x in the skip connection.
+    """Residual block x + SiLU(W x + b). If it reads several vectors, a linear map replaces x in the skip connection.
 
     Args:
-        hidden: width of the output.
-        parts: vectors of width `hidden` concatenated in the input.
+        hidden_size: width of the output.
+        input_vectors: vectors of this width that are concatenated in the input.
     """
 
-    def __init__(self, hidden: int, parts: int = 1) -> None:
+    def __init__(self, hidden_size: int, input_vectors: int = 1) -> None:
         super().__init__()
-        self.linear = nn.Linear(parts * hidden, hidden)
-        self.res_connection = nn.Linear(parts * hidden, hidden) if parts > 1 else nn.Identity()
+        self.linear = nn.Linear(input_vectors * hidden_size, hidden_size)
+        self.res_connection = (
+            nn.Linear(input_vectors * hidden_size, hidden_size) if input_vectors > 1 else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `[..., parts * hidden]` to `[..., hidden]`."""
+        """Map `[..., input_vectors * hidden]` to `[..., hidden]`."""
         return self.res_connection(x) + silu(self.linear(x))
 
 
@@ -55,25 +57,25 @@ class MedusaHeads(nn.ModuleList):
     Args:
         heads: number of heads.
         layers: residual blocks per head.
-        hidden: width of the target's hidden state.
+        hidden_size: width of the target's hidden state.
         vocab: size of the target's vocabulary.
-        shared: use the target's output projection; the heads have none of their own.
+        shares_output: whether the heads use the target's output projection and have none of their own.
     """
 
-    def __init__(self, heads: int, layers: int, hidden: int, vocab: int, *, shared: bool = False) -> None:
+    def __init__(self, heads: int, layers: int, hidden_size: int, vocab: int, *, shares_output: bool = False) -> None:
         modules = list[nn.Module]()
         for _ in range(heads):
-            blocks = [ResBlock(hidden) for _ in range(layers)]
-            outputs = [] if shared else [nn.Linear(hidden, vocab, bias=False)]
+            blocks = [ResBlock(hidden_size) for _ in range(layers)]
+            outputs = [] if shares_output else [nn.Linear(hidden_size, vocab, bias=False)]
             modules.append(nn.Sequential(*blocks, *outputs))
         super().__init__(modules)
         self.count = heads
         self.layers = layers
-        self.shared = shared
+        self.shares_output = shares_output
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         """Map `[..., hidden]` to logits `[..., heads, vocab]`; with a shared projection to `[..., heads, hidden]`."""
-        return torch.stack([head(hidden) for head in self], -2)
+        return torch.stack([head(hidden_states) for head in self], -2)
 
 
 class HydraHeads(nn.Module):
@@ -82,10 +84,10 @@ class HydraHeads(nn.Module):
     Args:
         heads: number of heads.
         layers: residual blocks per head.
-        hidden: width of the target's hidden state.
+        hidden_size: width of the target's hidden state.
         vocab: size of the target's vocabulary.
         prefix: config of Hydra++'s prefix attention layer, None for plain Hydra.
-        shared: use the target's output projection; the heads have none of their own.
+        shares_output: whether the heads use the target's output projection and have none of their own.
         grounded: whether the heads read token embeddings.
         embeds: whether the heads have an embedding of their own.
     """
@@ -94,35 +96,39 @@ class HydraHeads(nn.Module):
         self,
         heads: int,
         layers: int,
-        hidden: int,
+        hidden_size: int,
         vocab: int,
         prefix: LlamaConfig | None = None,
         *,
-        shared: bool = False,
+        shares_output: bool = False,
         grounded: bool = True,
         embeds: bool = False,
     ) -> None:
         super().__init__()
         self.count = heads
-        self.hidden = hidden
-        self.shared = shared
+        self.hidden_size = hidden_size
+        self.shares_output = shares_output
         self.grounded = grounded
-        widths = [level + 2 if grounded else 1 for level in range(heads)]
-        blocks = [[ResBlock(hidden, width), *(ResBlock(hidden) for _ in range(layers - 1))] for width in widths]
-        outputs = [] if shared else [nn.Linear(hidden, vocab) for _ in range(heads)]
-        self.hydra_mlp = nn.ModuleList(nn.Sequential(*(_with_dropout_slots(row) if prefix else row)) for row in blocks)
-        self.hydra_lm_head = nn.ModuleList(
-            nn.Sequential(*_with_dropout_slots([output])) if prefix else output for output in outputs
-        )
-        self.input_embed_fn = nn.Embedding(vocab, hidden) if embeds else None
+        self.hydra_mlp = nn.ModuleList()
+        for level in range(heads):
+            blocks = [ResBlock(hidden_size, input_vectors=level + 2 if grounded else 1)]
+            blocks += [ResBlock(hidden_size) for _ in range(layers - 1)]
+            self.hydra_mlp.append(nn.Sequential(*(_with_dropout_slots(blocks) if prefix else blocks)))
+        self.hydra_lm_head = nn.ModuleList()
+        for _ in range(0 if shares_output else heads):
+            output = nn.Linear(hidden_size, vocab)
+            self.hydra_lm_head.append(nn.Sequential(*_with_dropout_slots([output])) if prefix else output)
+        self.input_embed_fn = nn.Embedding(vocab, hidden_size) if embeds else None
         self.prefix_embeding_layer = LlamaModel(prefix) if prefix else None
         if self.prefix_embeding_layer is not None:
             self.prefix_embeding_layer.embed_tokens = None  # pyright: ignore[reportAttributeAccessIssue]
 
-    def context(self, hidden: Tensor) -> Tensor:
+    def context(self, hidden_states: Tensor) -> Tensor:
         """Compute the context vectors of whole texts from their hidden states, both `[batch, tokens, hidden]`."""
         prefix = self.prefix_embeding_layer
-        return hidden if prefix is None else prefix(inputs_embeds=hidden, use_cache=False).last_hidden_state
+        return (
+            hidden_states if prefix is None else prefix(inputs_embeds=hidden_states, use_cache=False).last_hidden_state
+        )
 
     def forward(self, level: int, inputs: Tensor) -> Tensor:
         """Run one head.
@@ -130,44 +136,50 @@ class HydraHeads(nn.Module):
         Args:
             level: index of the head, 0 for the first.
             inputs: `[..., (level + 2) * hidden]`: the context vector, then the embeddings of the root and of the path
-                below it; ungrounded heads read the first `hidden` columns.
+                below it. Heads that are not grounded read only the first `hidden` columns.
 
         Returns:
             Logits `[..., vocab]`, or `[..., hidden]` if the projection is shared.
         """
-        state = self.hydra_mlp[level](inputs if self.grounded else inputs[..., : self.hidden])
-        return state if self.shared else self.hydra_lm_head[level](state)
+        state = self.hydra_mlp[level](inputs if self.grounded else inputs[..., : self.hidden_size])
+        return state if self.shares_output else self.hydra_lm_head[level](state)
 
 
 def _with_dropout_slots(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Put an identity before each module: Hydra++ checkpoints number the dropout layers that stood there."""
-    return [layer for module in modules for layer in (nn.Identity(), module)]
+    """Put an identity before each module, since Hydra++ checkpoints also number dropout layers."""
+    layers = list[nn.Module]()
+    for module in modules:
+        layers += [nn.Identity(), module]
+    return layers
 
 
 def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
     """Return the config of Hydra++'s prefix attention layer: a Llama layer of the target's sizes."""
     config = config.get_text_config()
-    fields = {name: getattr(config, name, None) for name in PREFIX_FIELDS}
+    fields: dict[str, Any] = {"intermediate_size": 4 * config.hidden_size}
+    for name in PREFIX_FIELDS:
+        value = getattr(config, name, None)
+        if value is not None:
+            fields[name] = value
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in rope:
         fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
-    known_fields = {name: value for name, value in fields.items() if value is not None}
-    return layer_config({"intermediate_size": 4 * config.hidden_size, **known_fields})
+    return layer_config(fields)
 
 
 def layer_config(fields: dict[str, Any]) -> LlamaConfig:
-    """Return the config of a single Llama layer; its vocabulary of one token has no room for special token ids."""
+    """Return the config of a single Llama layer. Its vocabulary of one token has no special tokens."""
     return LlamaConfig(**fields, num_hidden_layers=1, vocab_size=1, bos_token_id=None, eos_token_id=None)
 
 
 class HeadsSession(Session):
-    """One request's context vector, and the KV cache of the layer that computes it, which only Hydra++ has.
+    """One request's context vector, and with Hydra++ the KV cache of the layer that computes it.
 
     Attributes:
-        token: the root.
+        token: the root's token.
         level: the level of the frontier.
-        drafted: what the next level is drafted from: Medusa's logits of all levels `[heads, vocab]`, the inputs of
-            Hydra's heads at every node of the frontier `[1, frontier, width]`.
+        drafted: from which the next level is drafted: for Medusa the logits of all levels `[heads, vocab]`, for Hydra
+            the heads' inputs at each node of the frontier `[1, frontier, width]`.
     """
 
     def __init__(self, drafter: "HeadsDrafter", prompt: list[int], capacity: int) -> None:
@@ -192,7 +204,7 @@ class HeadsSession(Session):
 
     def restore(self, snapshot: object, tokens: int) -> int:
         if not self.drafter.reads_text:
-            return tokens  # the newest hidden state is all that is read
+            return tokens  # only the newest hidden state is read
         return self._cache.copy_from(snapshot, tokens) if isinstance(snapshot, TreeCache) else 0
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
@@ -209,8 +221,8 @@ class HeadsSession(Session):
         unread = torch.cat((self._unread, *hidden_states), 1)
         self._unread = unread if self.drafter.reads_text else unread[:, -1:]
 
-    def _extend_context(self, hidden: Tensor) -> None:
-        for chunk in hidden.split(PREFILL_CHUNK, 1):
+    def _extend_context(self, hidden_states: Tensor) -> None:
+        for chunk in hidden_states.split(PREFILL_CHUNK, 1):
             if chunk.shape[1]:
                 self._context = self.drafter.extend_context(self._cache, chunk)[:, -1:]
 
@@ -224,9 +236,9 @@ class HeadsDrafter(ShownBySize):
 
     Attributes:
         reads_text: whether a layer before the heads reads the hidden states of the whole text.
-        layout: of that layer's KV cache.
-        zero_hidden: zeros `[1, 1, hidden]`, read for a root without a hidden state before it.
-        project: computes logits from a head's output; the target's projection scales them as for the target.
+        layout: layout of that layer's KV cache.
+        zero_hidden: zeros `[1, 1, hidden]`, for a root without a hidden state before it.
+        project: computes logits from a head's output. The target's output layer scales them as in the target.
     """
 
     context: int | None = None
@@ -240,15 +252,15 @@ class HeadsDrafter(ShownBySize):
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
         self.zero_hidden = zero_hidden(target)
-        self.project = partial(final_logits, target) if heads.shared else nn.Identity()
+        self.project = partial(final_logits, target) if heads.shares_output else nn.Identity()
 
     def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; only Hydra++ uses its KV cache."""
         return HeadsSession(self, prompt, capacity)
 
-    def extend_context(self, cache: TreeCache, hidden: Tensor) -> Tensor:
+    def extend_context(self, cache: TreeCache, hidden_states: Tensor) -> Tensor:
         """Compute the context vectors of the next tokens from their hidden states, both `[1, tokens, hidden]`."""
-        return hidden
+        return hidden_states
 
 
 class MedusaDrafter(HeadsDrafter):
@@ -271,13 +283,12 @@ class MedusaDrafter(HeadsDrafter):
 
     @in_inference_mode
     def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node, the same on all of a level; see `SharedDrafter`."""
-        for session in sessions:
+        """Logits `[nodes, vocab]` after each node, the same for all nodes of a level; see `SharedDrafter`."""
+        logits = list[Tensor]()
+        for session, frontier in zip(sessions, frontiers, strict=True):
             session.level += 1
-        session_frontiers = zip(sessions, frontiers, strict=True)
-        return torch.cat(
-            [session.drafted[session.level].expand(len(frontier.tokens), -1) for session, frontier in session_frontiers]
-        )
+            logits.append(session.drafted[session.level].expand(len(frontier.tokens), -1))
+        return torch.cat(logits)
 
 
 class HydraDrafter(HeadsDrafter):
@@ -296,7 +307,7 @@ class HydraDrafter(HeadsDrafter):
     def draft_root(self, sessions: Sequence[HeadsSession]) -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
-        The prefix layer of Hydra++ runs for each of them.
+        With Hydra++, the prefix layer runs for each session.
         """
         with count_pass(sessions):
             contexts = [session.context() for session in sessions]
@@ -306,17 +317,17 @@ class HydraDrafter(HeadsDrafter):
     def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
-            inherited = [
-                rows_of(session.drafted, frontier.origins)
-                for session, frontier in zip(sessions, frontiers, strict=True)
-            ]
-            tokens = [token for frontier in frontiers for token in frontier.tokens]
+            tokens = list[int]()
+            inherited = list[Tensor]()
+            for session, frontier in zip(sessions, frontiers, strict=True):
+                tokens += frontier.tokens
+                inherited.append(rows_of(session.drafted, frontier.origins))
             return self._draft(sessions[0].level + 1, sessions, inherited, tokens)
 
     def _draft(
         self, level: int, sessions: Sequence[HeadsSession], inherited: Sequence[Tensor], tokens: list[int]
     ) -> Tensor:
-        """Logits `[nodes, vocab]` of a level, given the parents' inputs `[1, width, inputs]` of each session."""
+        """Logits `[nodes, vocab]` of a level, given each session's inputs `[1, width, inputs]` of the parents."""
         ids = torch.tensor([tokens], device=self.zero_hidden.device)
         inputs = torch.cat((torch.cat([*inherited], 1), self.embed(ids)), 2)
         widths = [parent_inputs.shape[1] for parent_inputs in inherited]
@@ -326,19 +337,19 @@ class HydraDrafter(HeadsDrafter):
         return self.project(self.heads(level, inputs))[0]
 
     @in_inference_mode
-    def extend_context(self, cache: TreeCache, hidden: Tensor) -> Tensor:
+    def extend_context(self, cache: TreeCache, hidden_states: Tensor) -> Tensor:
         """Compute the context vectors of the next tokens from their hidden states, both `[1, tokens, hidden]`.
 
-        The prefix layer's keys and values of these tokens join the cache.
+        The prefix layer's keys and values join the cache.
         """
         prefix = self.heads.prefix_embeding_layer
         if prefix is None:
-            return hidden
-        count = hidden.shape[1]
+            return hidden_states
+        count = hidden_states.shape[1]
         segment = Segment.of_text(cache, [0] * count)  # the layer reads states, not token ids
-        inputs = ModuleInputs.of([segment], hidden.dtype, hidden.device)
+        inputs = ModuleInputs.of([segment], hidden_states.dtype, hidden_states.device)
         layer_kwargs = {"use_cache": True, "tree_plan": inputs.plan, **as_cache(prefix, cache)}
-        out = prefix(inputs_embeds=hidden, position_ids=inputs.positions, **layer_kwargs)
+        out = prefix(inputs_embeds=hidden_states, position_ids=inputs.positions, **layer_kwargs)
         cache.grow(segment.positions)
         cache.commit(range(count))
         return out.last_hidden_state

@@ -17,8 +17,8 @@ class LanguageModelDrafter(ShownBySize):
     """Drafts with any `Model`, one forward pass per level of the tree.
 
     Args:
-        model: the draft model; it must share the target's vocabulary. It reads padding ids that only the target has as
-            its own last id.
+        model: the draft model; it must share the target's vocabulary. If only the target has further padding ids, they
+            are replaced by the draft model's last id.
     """
 
     def __init__(self, model: Model) -> None:
@@ -30,7 +30,7 @@ class LanguageModelDrafter(ShownBySize):
         self.nbytes = model.nbytes
 
     def start(self, prompt: list[int], capacity: int) -> Session:
-        """Begin a request; without `prefill`, the first draft pass reads the prompt."""
+        """Begin a request. Without `prefill`, the first draft pass reads the prompt."""
         return LanguageModelSession(self, prompt, capacity)
 
     def draft_root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
@@ -58,7 +58,7 @@ class LanguageModelDrafter(ShownBySize):
     def draft_chain(
         self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
+        """Draft chains after the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
         model: Any = self.model
         # an overridden `forward` may change logits
         is_target = getattr(model.forward, "__func__", None) is TargetModel.forward
@@ -77,11 +77,11 @@ class LanguageModelDrafter(ShownBySize):
 class LanguageModelSession(TreeSession):
     """The draft model's KV cache for one request: the committed prefix and the nodes expanded this round.
 
-    The rows of accepted nodes stay in the cache, so the first pass of the next round reads only the bonus token and, if
-    the deepest accepted node was never expanded, that node.
+    The rows of accepted nodes stay in the cache. So the first pass of the next round reads only the bonus token, and
+    the deepest accepted node if it was never expanded.
 
     Attributes:
-        logits: `[vocab]` after the last token that was read.
+        logits: `[vocab]` the logits after the last token that was read.
     """
 
     logits: Tensor
@@ -102,11 +102,11 @@ class LanguageModelSession(TreeSession):
         self.forget_tree()
 
     def unread_text(self) -> Segment:
-        """The unread tokens; logits of the last one are wanted."""
+        """The segment of the unread tokens; the last one needs logits."""
         return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread))
 
     def read(self, logits: Tensor) -> None:
-        """Commit the unread tokens' rows, given the last one's logits `[vocab]`."""
+        """Commit the unread tokens' rows, and keep the last token's logits `[vocab]`."""
         self.cache.commit(range(len(self.unread)))
         self.logits = logits
         self.unread = []
@@ -124,7 +124,7 @@ class LanguageModelSession(TreeSession):
         self.unread = tokens[len(path) :]
 
     def _accepted_rows(self, tokens: list[int]) -> list[int]:
-        """Indices of the drafted cache rows along an accepted path, up to the first node that was not expanded.
+        """Indices of the drafted rows along an accepted path, up to the first node that was not expanded.
 
         A level whose pass failed has no rows.
         """
@@ -143,5 +143,5 @@ class LanguageModelSession(TreeSession):
         return path
 
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:
-        """Replace ids beyond the draft model's vocabulary; this stays lossless, since it only changes the drafts."""
+        """Replace ids beyond the draft model's vocabulary. This changes only drafts, so texts stay lossless."""
         return [min(token, self.drafter.model.vocab_size - 1) for token in tokens]

@@ -22,15 +22,15 @@ from drafttree.drafters.session import count_pass
 from drafttree.drafters.suffix_automaton import Cursor, Match, SuffixAutomaton
 
 MAX_FOLLOWERS = 32
-"""Followers of a match that are proposed at most, the most recently seen first."""
+"""The most followers of a match that are proposed; the most recently seen are preferred."""
 PRIOR_HIT_RATES = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
-"""Prior probability that a match predicts the next token, indexed by the bit length of the match's length."""
+"""Prior probability that a match predicts the next token, by the bit length of the match's length."""
 PRIOR_WEIGHT = 2.0
-"""Observations the prior counts as."""
+"""Weight of the prior, in observations."""
 USUAL_LEVELS = 8
 """Levels over which accepted tokens are estimated if it is not known how deep the policy drafts."""
 UNLIKELY = 0.02
-"""Path probability below which an estimate of accepted tokens ends, since one is made in every round."""
+"""An estimate of accepted tokens ends at this path probability, since every round makes one."""
 FADE_AFTER = 32
 """Observations of a bucket after which older ones are halved whenever a new one comes."""
 
@@ -51,7 +51,7 @@ class Confidence:
         """Record the token that came after a match."""
         bucket = _bucket(match)
         hits, observations = self._tallies.get(bucket, (0.0, 0.0))
-        # A text changes from prose to code to a quotation, so recent observations must be able to outweigh old ones.
+        # A text may change from prose to code, so recent observations must be able to outweigh older ones.
         fade = 0.5 if observations >= FADE_AFTER else 1.0
         self._tallies[bucket] = fade * hits + (token in match.followers), fade * observations + 1
 
@@ -66,7 +66,7 @@ class Confidence:
 
 
 def _bucket(match: Match) -> tuple[int, int]:
-    """Bucket of a match: the bit length of its length, and whether it has one, two or more followers."""
+    """The bucket of a match: bit length of its length, and one, two or more followers."""
     return min(match.length.bit_length(), len(PRIOR_HIT_RATES) - 1), min(len(match.followers), 3)
 
 
@@ -151,7 +151,7 @@ class LookupSession(Session):
     """
 
     def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
-        super().__init__(drafter, torch.device("cpu"))  # lookups run on the host, whose clock times them
+        super().__init__(drafter, torch.device("cpu"))  # lookups run on the host, so the host's clock times them
         self.device = drafter.device
         self._index = index
         self._confidence = Confidence()
@@ -167,7 +167,7 @@ class LookupSession(Session):
 
     @property
     def end(self) -> Cursor:
-        """The end of the text."""
+        """The cursor at the end of the text."""
         self._index_unread()
         return self._index.end
 

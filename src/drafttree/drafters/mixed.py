@@ -11,9 +11,9 @@ from drafttree.models import TreeCache
 class MixedDrafter(ShownBySize):
     """Lookup and a model, one of which drafts each round.
 
-    The engine's controller chooses lookup if the tokens it expects to commit are worth more, for the time they take,
-    than those of the model's recent rounds. For a text that is written alone, both depend on committed tokens and on
-    costs that stay the same, so the same seed gives the same rounds.
+    The controller chooses lookup if lookup expects more tokens per cost than the model's recent rounds committed. For a
+    text that is written alone, both depend on committed tokens and on fixed costs only. So the same seed gives the same
+    rounds.
 
     Args:
         lookup: the lookup drafter, whose passes cost next to nothing.
@@ -91,7 +91,7 @@ class MixedSession(Session):
         self._model_text.catch_up()
         if self._model.mixes:
             return self._model
-        return self._model.choose(0)  # a session that wraps another gives that one, which may share its passes
+        return self._model.choose(0)  # unwraps a session that wraps another, since the inner one may share passes
 
     def draft_root(self) -> Tensor:
         return self.choose(1).draft_root()

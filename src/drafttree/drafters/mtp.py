@@ -1,9 +1,9 @@
 """Multi-token-prediction (MTP) layers, which come with the target's own checkpoint, for `HeadDrafter`.
 
-An MTP layer is a decoder layer of the target's class. It reads a projection of a token's embedding and a hidden state
-in place of the embedding, and its output after its own norm goes to the target's head: h = norm(block(eh_proj(
-[enorm(embedding); hnorm(state)]))) (DeepSeek-V3, arXiv 2412.19437, section 2.2). So it is run as a language model of
-one layer whose embedding reads a state too.
+An MTP layer is a decoder layer of the target's class. Instead of an embedding, it reads a projection of a token's
+embedding and a hidden state. Its output goes through its own norm to the target's output layer: h = norm(block(eh_proj(
+[enorm(embedding); hnorm(state)]))) (DeepSeek-V3, arXiv 2412.19437, section 2.2). So it runs as a language model of one
+layer whose embedding also reads a state.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.head import HeadDrafter
+from drafttree.drafters.head import HeadDrafter, split_by_segment
+from drafttree.drafters.head_chain import HeadChainDrafter
 from drafttree.drafters.target_parts import last_layer, own_bytes, zero_hidden
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.backend_choice import Wants, choose_backend
-from drafttree.models.segment import join, split
+from drafttree.models.segment import join
 
 
 class MtpLayer:
@@ -44,10 +45,9 @@ class MtpLayer:
 
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
         if len(segments) > 1 and not self.model.shares_passes:
-            split_states = split(states, [segment.nodes for segment in segments])
             logits_by_segment = list[Tensor]()
             states_by_segment = list[Tensor]()
-            for segment, segment_states in zip(segments, split_states, strict=True):
+            for segment, segment_states in zip(segments, split_by_segment(states, segments), strict=True):
                 logits, next_states = self([segment], segment_states)
                 logits_by_segment.append(logits)
                 states_by_segment.append(next_states)
@@ -61,13 +61,14 @@ class MtpLayer:
 
     @property
     def draft_chains(self) -> Any:
-        """The backend's function that drafts chains in one call, None if it has none."""
+        """The backend's function that drafts chains in one call; None if it has none."""
         return getattr(self.model.backend, "draft_chains", None)
 
 
 def mtp_drafter(modules: Sequence[PreTrainedModel], target: PreTrainedModel) -> HeadDrafter:
-    """The drafter of MTP layers, given as `MtpLayer` takes them, for the target they belong to."""
+    """Make the drafter of MTP layers, each given as `MtpLayer` takes it."""
     layers = [MtpLayer(module) for module in modules]
     nbytes = own_bytes(nn.ModuleList(modules), target)
     vocab = layers[0].model.vocab_size
-    return HeadDrafter("mtp", layers, (last_layer(target),), (zero_hidden(target),), vocab, nbytes)
+    drafter_class = HeadDrafter if len(layers) == 1 else HeadChainDrafter
+    return drafter_class("mtp", layers, (last_layer(target),), (zero_hidden(target),), vocab, nbytes)

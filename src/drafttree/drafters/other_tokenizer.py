@@ -16,8 +16,8 @@ from drafttree.text.vocabulary_map import VocabularyMap
 class OtherTokenizerDrafter(ShownBySize):
     """Drafts with any `Model`, one forward pass per level; only tokens that the target and the model share.
 
-    The model reads the text in its own tokens, so its rows have positions of their own. Drafts are a distribution over
-    the target's tokens and "none of these", as other drafters' can be, so every verifier is lossless.
+    The model reads the text in its own tokens, so its rows have positions of their own. Its drafts are a distribution
+    over the target's tokens and "none of these", which every verifier supports without loss.
 
     Args:
         model: the draft model.
@@ -65,7 +65,7 @@ class OtherTokenizerSession(LanguageModelSession):
         self._prefilled = 0
 
     def _translate(self, tokens: list[int]) -> list[int]:
-        """The draft model's tokens of the text's next part."""
+        """The next tokens of the text, in the draft model's vocabulary."""
         offset = len(self._own_tokens)
         draft_tokens, known_counts = self._vocabulary.translate(tokens)
         self._own_tokens += draft_tokens
@@ -85,7 +85,7 @@ class OtherTokenizerSession(LanguageModelSession):
         return self._own_tokens[:rows], super().snapshot(rows)
 
     def restore(self, snapshot: object, tokens: int) -> int:
-        """As in `Session`; what the texts share is found among the draft model's tokens."""
+        """See `Session`. The shared beginning is found among the draft model's tokens."""
         kept_tokens, cache = snapshot if isinstance(snapshot, tuple) else ([], None)
         token_pairs = enumerate(zip(kept_tokens, self._own_tokens[:-1], strict=False))
         shared_length = next(

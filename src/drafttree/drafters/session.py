@@ -1,7 +1,7 @@
-"""How sessions draft together: one draft pass per level for all of them.
+"""Draft passes that several sessions share, and sessions that are told their text later.
 
-A drafter whose sessions can share passes has `draft_root` and `draft_level` for lists of them. The sessions keep all
-state: one may draft with others in one round and alone in the next.
+A drafter whose sessions can share passes has `draft_root` and `draft_level` for lists of sessions. All state is in the
+sessions, so a session may draft with others in one round and alone in the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,25 +18,25 @@ from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDraft
 from drafttree.drafters.timing import time_together
 from drafttree.models import Segment, TreeCache
 
-MOST_PASSES = 32
-"""Number of missed passes after which the rows of accepted tokens are copied, so that the others can be freed."""
-MOST_MISSED = 1024
-"""Most tokens that a session may miss; their hidden states are kept for it."""
+MAX_MISSED_PASSES = 32
+"""After this many missed passes, the rows of accepted tokens are copied, so that the other rows can be freed."""
+MAX_MISSED_TOKENS = 1024
+"""The most tokens that a session may miss; their hidden states are kept for it."""
 
 
 class TreeSession(Session):
-    """Base of sessions with a KV cache, whose drafted rows are the nodes expanded in this round.
+    """Base of sessions with a KV cache. Its drafted rows are those of the nodes expanded in this round.
 
     Args:
         drafter: as for `Session`.
         cache: the cache of the session, empty.
-        unread: the tokens of the prompt that get rows.
+        unread: the tokens of the prompt that need rows.
         device: as for `Session`.
         shared: as for `Session`.
 
     Attributes:
         cache: as given.
-        unread: committed tokens whose rows are not computed.
+        unread: committed tokens without rows.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class TreeSession(Session):
         return restored_rows
 
     def forget_tree(self) -> None:
-        """Begin a tree at the root, whose row is committed."""
+        """Begin a new tree; the root's row is committed."""
         self._levels = 0
         self._visible = np.zeros((1, 0), dtype=bool)
 
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
-        """The position of a new frontier's nodes, and which drafted rows each of them attends to, itself included."""
+        """The position of a new frontier's nodes, and the mask `[frontier, drafted rows]` of what they attend to."""
         position = self.cache.next_position + self._levels
         count = len(frontier.tokens)
         past_rows = self._visible.shape[1]
@@ -83,7 +83,7 @@ class TreeSession(Session):
 
 
 def level_segments(sessions: Sequence[TreeSession], frontiers: Sequence[Frontier]) -> list[Segment]:
-    """The nodes of new frontiers, for one pass."""
+    """The segments of new frontiers, for one pass."""
     segments = list[Segment]()
     for session, frontier in zip(sessions, frontiers, strict=True):
         position, visible = session.next_level(frontier)
@@ -95,7 +95,7 @@ def level_segments(sessions: Sequence[TreeSession], frontiers: Sequence[Frontier
 def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
     """Logits `[sessions, vocab]` of the token after each root, in one pass if the sessions can share it.
 
-    They are `Candidates` if the drafter returns such.
+    The result is `Candidates` if the drafter returns these.
     """
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "draft_root", drafter.draft_root(sessions), (len(sessions),))
@@ -107,19 +107,16 @@ def draft_level(
 ) -> Tensor | Candidates:
     """Logits `[nodes, vocab]` of the token after each node, in one pass if the sessions can share it.
 
-    They are `Candidates` if the drafter returns such.
+    The result is `Candidates` if the drafter returns these.
 
     Args:
         sessions: sessions of the requests.
-        frontiers: the frontier of each session, empty for one that drafts no further.
+        frontiers: the frontier of each session; empty if the session drafts no further.
         device: the device of the sessions' tensors.
     """
     if len(sessions) > 1:
-        session_frontiers = [
-            (session, frontier) for session, frontier in zip(sessions, frontiers, strict=True) if frontier.tokens
-        ]
-        sessions = [session for session, _ in session_frontiers]
-        frontiers = [frontier for _, frontier in session_frontiers]
+        sessions = [session for session, frontier in zip(sessions, frontiers, strict=True) if frontier.tokens]
+        frontiers = [frontier for frontier in frontiers if frontier.tokens]
     counts = [len(frontier.tokens) for frontier in frontiers]
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "draft_level", drafter.draft_level(sessions, frontiers), (sum(counts),))
@@ -133,10 +130,10 @@ def draft_level(
 def draft_chain(
     sessions: Sequence[Session], tokens: Sequence[int], count: int, allowed: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Chains after the only node of each tree, as by `SharedDrafter.draft_chain`.
+    """Draft chains after the only node of each tree; see `SharedDrafter.draft_chain`.
 
-    None if they have to be drafted by levels, as where a subclass or the drafter itself overrides only one of
-    `draft_chain` and `draft_level`.
+    None if the drafter has to draft level by level. This includes a drafter whose most derived class, or the object
+    itself, defines only one of `draft_chain` and `draft_level`.
     """
     drafter: Any = _shared_drafter(sessions)
     methods = {"draft_chain", "draft_level"}
@@ -151,14 +148,20 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> Any:
-    """The logits that a drafter, which may be a user's own, has returned.
+def _checked(drafter: object, name: str, logits: Any, shape: tuple[int, ...]) -> Any:
+    """Check and return the logits of a drafter, which may be a user's own.
+
+    Args:
+        drafter: the drafter or session whose method was called.
+        name: the name of the method.
+        logits: the result of the method.
+        shape: the shape of the logits without their last dimension.
 
     Raises:
-        ConfigError: If they are not logits of this shape.
+        ConfigError: If the result is not logits of this shape.
     """
     wanted_shape = f"[{', '.join(map(str, shape))}, vocab]"
-    subject = f"{type(part).__name__}.{name} returns"
+    subject = f"{type(drafter).__name__}.{name} returns"
     if isinstance(logits, Candidates) and shape == (logits.nodes,):
         return logits
     if not isinstance(logits, Tensor):
@@ -171,9 +174,9 @@ def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> An
 
 
 def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
-    """The drafter of the sessions if they can share a pass, None otherwise.
+    """The drafter of the sessions if they can share a pass; None otherwise.
 
-    They must be of one class, since a subclass may draft in another way.
+    Only sessions of one class can, since a subclass may draft in another way.
     """
     first_session = sessions[0]
     if type(first_session).draft_root is not Session.draft_root:
@@ -183,48 +186,48 @@ def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
 
 
 class LateReader:
-    """Tells a session of its text's new tokens: at once, or when it drafts again if drafting is paused.
+    """Tells a session the new tokens of its text. During a pause of drafting, they wait until it drafts again.
 
-    So a text without drafts costs what plain decoding does: no draft model reads it, unless its state is kept for later
-    texts at the end.
+    So a text without drafts costs as little as plain decoding: no draft model reads it, unless its state is stored for
+    later texts at the end.
 
     Args:
         session: the session to tell.
 
     Attributes:
-        resting: whether drafting is paused, so that new tokens can wait until `catch_up`.
+        resting: whether drafting is paused, so that new tokens wait for `catch_up`.
     """
 
     def __init__(self, session: Session) -> None:
         self.resting = False
         self._session = session
-        self._missed: list[_Missed] = []
+        self._missed: list[_MissedTokens] = []
         self._tokens = 0
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        """As `Session.prefill`."""
-        self._tell(_Missed(tokens, None, hidden_states, None))
+        """Tell the session the next tokens of the prompt; see `Session.prefill`."""
+        self._tell(_MissedTokens(tokens, None, hidden_states, None))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int] | None = None) -> None:
-        """As `Session.commit`.
+        """Tell the session the tokens of a round; see `Session.commit`.
 
         Args:
-            tokens: as there.
-            hidden_states: as there, or of all nodes of a tree.
-            path: the accepted nodes, if the states are those of all nodes; None otherwise.
+            tokens: the accepted tokens, then the bonus token.
+            hidden_states: hidden states of the root and the accepted path, or with `path` of all nodes of the tree.
+            path: the accepted nodes, the root first; None if the states are theirs alone.
         """
-        self._tell(_Missed(len(tokens), tokens, hidden_states, path))
+        self._tell(_MissedTokens(len(tokens), tokens, hidden_states, path))
 
-    def _tell(self, missed: "_Missed") -> None:
-        self._tokens += missed.size
-        self._missed.append(missed)
-        if not self.resting or self._tokens > MOST_MISSED:
+    def _tell(self, missed_tokens: "_MissedTokens") -> None:
+        self._tokens += missed_tokens.size
+        self._missed.append(missed_tokens)
+        if not self.resting or self._tokens > MAX_MISSED_TOKENS:
             self.catch_up()
-        elif len(self._missed) % MOST_PASSES == 0:
-            self._missed[-MOST_PASSES:] = [record.kept() for record in self._missed[-MOST_PASSES:]]
+        elif len(self._missed) % MAX_MISSED_PASSES == 0:
+            self._missed[-MAX_MISSED_PASSES:] = [record.compacted() for record in self._missed[-MAX_MISSED_PASSES:]]
 
     def catch_up(self) -> None:
-        """Tell the session all that it has missed."""
+        """Tell the session all tokens that it has missed."""
         if not self._missed:
             return
         records = self._missed
@@ -237,14 +240,14 @@ class LateReader:
                 self._session.commit(record.tokens, record.rows)
 
 
-class _Missed(NamedTuple):
-    """A part of the text that a session is still to be told of.
+class _MissedTokens(NamedTuple):
+    """Tokens of the text that a session has not been told.
 
     Attributes:
-        size: number of its tokens.
-        tokens: the committed tokens; None for a part of the prompt.
-        hidden_states: the target's.
-        path: which rows of the hidden states belong to the tokens; None for all.
+        size: number of tokens.
+        tokens: ids of committed tokens; None for tokens of the prompt.
+        hidden_states: the target's hidden states of these tokens, or with `path` of all nodes of the tree.
+        path: the rows of the hidden states that belong to the tokens; None for all.
     """
 
     size: int
@@ -257,14 +260,14 @@ class _Missed(NamedTuple):
         """The hidden states of the tokens."""
         return self.hidden_states if self.path is None else accepted_rows(self.hidden_states, self.path)
 
-    def kept(self) -> "_Missed":
-        """A copy with the tokens' rows alone, so that the other rows of their pass can be freed."""
+    def compacted(self) -> "_MissedTokens":
+        """A copy with the tokens' rows only, so that the other rows of the pass can be freed."""
         return self._replace(hidden_states=tuple(state.clone() for state in self.rows), path=None)
 
 
 @contextmanager
 def count_pass(sessions: Sequence[Session], passes: int = 1) -> Iterator[None]:
-    """Context manager: count and time the block as passes of each session, all of which wait for the whole of it."""
+    """Context manager: count the block as passes of each session. Each counts the whole time, since all wait for it."""
     with time_together([session.timer for session in sessions]):
         yield
     for session in sessions:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_LINKS = 8
-"""Suffix links followed at most, if matches have no bound, to count a token, extend a path or search a match."""
+"""If matches have no bound, at most this many suffix links are followed to count, extend a path or find a match."""
 
 
 class Match(NamedTuple):
@@ -27,9 +27,9 @@ class State:
     Attributes:
         length: length of the longest of these substrings.
         link: suffix link, the state of their longest suffix that also ends elsewhere; None for the empty string.
-        next: transitions, by next token the number of the state reached. References to states, as in `link`, would form
-            cycles here, and a finished text would stay in memory until a garbage collection.
-        followers: how often each token came next, see `SuffixAutomaton`.
+        next: transitions: the number of the next state, by token. References instead of numbers would form cycles, so
+            that only the garbage collector could free a finished text.
+        followers: counts of the tokens that came next; see `SuffixAutomaton`.
     """
 
     length: int
@@ -44,16 +44,16 @@ Cursor = tuple[State, int]
 class SuffixAutomaton:
     """The suffix automaton of a growing text (Blumer et al. 1985), with counts of the tokens that followed each state.
 
-    Exact counts have to be raised along the whole chain of suffix links with every token, and in a repetitive text that
-    chain is as long as the text. A bound on the length of matches bounds the chain too: substrings that are no longer
-    have at most `max_ngram` states. Without a bound, a token is counted only in the `MAX_LINKS` longest suffixes of the
-    text that occurred before. A count never exceeds the number of occurrences, and equals it while no chain is longer
-    than `MAX_LINKS`; the 95th percentile of the chain length is 3 in prose and 6 in code.
+    For exact counts, each token has to be counted in all states along the chain of suffix links. In a repetitive text
+    this chain is as long as the text. A bound `max_ngram` on matches also bounds the chain, to as many states. Without
+    a bound, a token is counted only in the `MAX_LINKS` longest suffixes that occurred before. Then a count is at most
+    the number of occurrences, and equal to it while no chain is longer than `MAX_LINKS`. The 95th percentile of the
+    chain length is 3 in prose and 6 in code.
 
-    A cursor stands for the text, or for the text continued by a drafted path: the state of its longest suffix that
-    occurs in the text and is not longer than matches may be, and the length of that suffix. Appending a token takes
-    amortised constant time, and with a bound as many steps more as the bound at most, in a text that repeats itself.
-    There are fewer states than twice the tokens and fewer transitions than three times the tokens.
+    A cursor stands for the text, or for the text followed by a drafted path. It consists of a state and a length: those
+    of the longest suffix that occurs in the text and is within the bound. Appending a token takes amortised constant
+    time; with a bound, a repetitive text takes up to `max_ngram` further steps per token. There are fewer than two
+    states and three transitions per token.
 
     Args:
         max_ngram: length of the longest match, None for no bound.
@@ -95,7 +95,7 @@ class SuffixAutomaton:
         self.end = self.step(self.end, token)
 
     def _split(self, state: State, token: int) -> State:
-        """Return the state whose longest substring is that of `state` plus a token, cloning one if there is none."""
+        """Return the state whose longest substring is that of `state` plus a token. Clone a state if there is none."""
         number = state.next[token]
         reached = self._states[number]
         if reached.length == state.length + 1:

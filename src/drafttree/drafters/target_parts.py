@@ -16,10 +16,10 @@ def projection(target: PreTrainedModel) -> nn.Linear:
     return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
 
 
-def final_logits(target: PreTrainedModel, hidden: Tensor) -> Tensor:
+def final_logits(target: PreTrainedModel, hidden_states: Tensor) -> Tensor:
     """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm."""
     scale, bound = logits_scaling(target)
-    logits = projection(target)(hidden) * scale
+    logits = projection(target)(hidden_states) * scale
     return torch.tanh(logits / bound) * bound if bound else logits
 
 
@@ -51,10 +51,10 @@ def embedding_weight(target: PreTrainedModel) -> Tensor:
     return _in_dtype(embedding(target), target)
 
 
-def _in_dtype(part: Any, target: PreTrainedModel) -> Tensor:
-    if isinstance(part, QuantizedLinear | QuantizedEmbedding):
-        return part.dequantized().to(target.dtype)
-    return part.weight.detach()
+def _in_dtype(module: Any, target: PreTrainedModel) -> Tensor:
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+        return module.dequantized().to(target.dtype)
+    return module.weight.detach()
 
 
 def last_layer(target: PreTrainedModel) -> int:

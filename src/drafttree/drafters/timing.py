@@ -1,4 +1,4 @@
-"""Times forward passes: with the host's clock on a CPU, with events of the stream on CUDA."""
+"""Times forward passes: by the host's clock on a CPU, by events of the stream on CUDA."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ import torch
 class PassTimer:
     """Sums the time spent inside `with` blocks, which do not nest.
 
-    CUDA kernels run after the host has queued them, so on CUDA a block is timed by two events of the stream. Reading
-    `seconds` waits for the last event; entering and leaving blocks never waits.
+    CUDA kernels run after the host has queued them, so on CUDA two events of the stream time a block. Only reading
+    `seconds` waits for the device.
 
     Args:
         device: the device of the passes.
@@ -46,12 +46,15 @@ class PassTimer:
             self._latest = time.perf_counter() - self._began
             self._seconds += self._latest
 
-    def add_latest(self, other: "PassTimer") -> None:
-        """Add the latest block of another timer of the same device, whose `seconds` were not read since."""
+    def add_latest(self, other_timer: "PassTimer") -> None:
+        """Add the latest block of another timer of the same device.
+
+        On CUDA, the other timer's `seconds` must not have been read since that block.
+        """
         if self._cuda:
-            self._events += other._events[-2:]
+            self._events += other_timer._events[-2:]
         else:
-            self._seconds += other._latest
+            self._seconds += other_timer._latest
 
     def _mark(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
@@ -61,7 +64,7 @@ class PassTimer:
 
 @contextmanager
 def time_together(timers: Sequence[PassTimer]) -> Iterator[None]:
-    """Time a block once for several timers, each of which counts all of it."""
+    """Context manager: time the block once, and count its whole time in each timer."""
     first_timer, *other_timers = timers
     try:
         with first_timer:

@@ -1,9 +1,8 @@
-"""Transitions of block drafters: how the token above a node, and the path to it, change the logits of its level.
+"""Transitions of block drafters: the path to a node changes the logits after it.
 
-DSpark's Markov heads (DeepSpec) add to the logits: the token's row of a table `[vocab, rank]` is mixed as the kind of
-transition says, and another table projects it to the vocabulary. DFlash2's candidate selector (z-lab) scores pairs of
-the token above and one of a level's best candidates.
-
+DSpark's Markov heads (DeepSpec) add to the logits. They look up the token's row in a table `[vocab, rank]` and mix it
+as the kind of transition says. A second table projects it to the vocabulary. DFlash2's candidate selector (z-lab)
+scores pairs of the token and one of the level's best candidates.
 """
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Transition(nn.Module):
-    """The plain kind ("vanilla"), which uses the row of the token above unchanged.
+    """The plain kind ("vanilla"): the token's row of the table is not mixed.
 
     Args:
         vocab: size of the target's vocabulary.
@@ -29,10 +28,10 @@ class Transition(nn.Module):
         """Compute the logits after nodes, and the memory of the paths to them.
 
         Args:
-            logits: `[nodes, draft_vocab]` of their level.
-            tokens: `[nodes]` ids of the target.
-            rows: `[nodes, width]` the states that predict what follows them.
-            memory: `[nodes, rank]` the memory of the path to each node's parent, zeros above the root.
+            logits: `[nodes, draft_vocab]` the logits of the next level.
+            tokens: `[nodes]` the nodes' token ids in the target's vocabulary.
+            rows: `[nodes, width]` the drafter's states that predict the next level.
+            memory: `[nodes, rank]` the memory of the path to each node's parent; zeros for the root.
 
         Returns:
             The logits `[nodes, draft_vocab]` and the memory `[nodes, rank]`.
@@ -40,20 +39,20 @@ class Transition(nn.Module):
         state, memory = self.mix(self.markov_w1(tokens), rows, memory)
         return logits + self.markov_w2(state), memory
 
-    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """From the tokens' table rows `[nodes, rank]`, the vectors to project to the vocabulary, and the new memory."""
-        return above, memory
+    def mix(self, token_rows: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix the tokens' table rows `[nodes, rank]`; return vectors to project to the vocabulary, and the memory."""
+        return token_rows, memory
 
 
 class GatedTransition(Transition):
-    """The token's row behind a gate that reads the drafter's row ("gated")."""
+    """The token's row times a gate, which reads that row and the drafter's row ("gated")."""
 
     def __init__(self, vocab: int, draft_vocab: int, rank: int, width: int) -> None:
         super().__init__(vocab, draft_vocab, rank, width)
         self.gate_proj = nn.Linear(width + rank, rank)
 
-    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        return self.gate_proj(torch.cat((rows, above), -1)).sigmoid() * above, memory
+    def mix(self, token_rows: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gate_proj(torch.cat((rows, token_rows), -1)).sigmoid() * token_rows, memory
 
 
 class RecurrentTransition(Transition):
@@ -63,20 +62,20 @@ class RecurrentTransition(Transition):
         super().__init__(vocab, draft_vocab, rank, width)
         self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
-    def mix(self, above: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        gate, candidate, output = self.joint_proj(torch.cat((memory, above, rows), -1)).chunk(3, -1)
+    def mix(self, token_rows: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate, output = self.joint_proj(torch.cat((memory, token_rows, rows), -1)).chunk(3, -1)
         gate = gate.sigmoid()
         return output.tanh(), gate * memory + (1 - gate) * candidate.tanh()
 
 
 class CandidateSelector(nn.Module):
-    """Scores the pairs of the token above and a level's best candidates; no other token is drafted (DFlash2).
+    """Scores the pairs of a node's token and the next level's best candidates; only these are drafted (DFlash2).
 
     Args:
         vocab: size of the vocabulary.
         rank: width of the tables.
         width: width of the drafter's rows.
-        candidates: how many of a level's best tokens can be drafted.
+        candidates: number of a level's best tokens that can be drafted.
     """
 
     def __init__(self, vocab: int, rank: int, width: int, candidates: int) -> None:
@@ -99,4 +98,4 @@ TRANSITIONS: dict[str, type[Transition]] = {
     "gated": GatedTransition,
     "rnn": RecurrentTransition,
 }
-"""By the name that checkpoints give in `markov_head_type`."""
+"""Transitions by their name in `markov_head_type` of checkpoints."""

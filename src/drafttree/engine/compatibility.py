@@ -1,7 +1,7 @@
 """Checks that policy, verifier, drafter and target work together, and that the result is lossless.
 
-Whether policy and verifier are lossless together follows from what each declares. A lossy verifier says so in its name
-and in `lossless`; every other pair that passes is exact.
+What policy and verifier declare decides whether they are lossless together. A lossy verifier says so in its name and in
+`lossless`. Every other pair that passes the checks is exact.
 """
 
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger("drafttree")
 def default_verifier(sampling: Sampling) -> type[Verifier]:
     """The verifier of a text if none was named: `Greedy` at temperature 0, `Coupled` above it.
 
-    Both are lossless with every policy, those of a user included, and a seed repeats a text whatever its trees were.
-    The choice depends neither on the policy nor on whether a seed was given. Only on chains another verifier accepts
-    more: `Traversal`, 3.6 tokens per round against 2.8 at depth 8 and temperature 1 (docs/log.md).
+    Both are lossless with every policy, including a user's own, and a seed repeats a text whatever its trees were. So
+    the choice depends neither on the policy nor on the seed. On chains only, `Traversal` accepts more: 3.6 tokens per
+    round instead of 2.8 at depth 8 and temperature 1 (docs/log.md).
     """
     return Greedy if sampling.greedy else Coupled
 
@@ -33,7 +33,7 @@ def is_text_of_seed(verifier: type[Verifier]) -> bool:
 
 
 def precision_of(target: Model) -> str:
-    """The dtype that a target computes in and, if its weights are quantised, how they are."""
+    """The dtype that a target computes in and, if its weights are quantised, their format."""
     return getattr(target, "precision", "unknown")
 
 
@@ -43,10 +43,10 @@ def keeps_text(target: Model) -> bool:
 
 
 def check_kinds(policy: object, drafter: object, verifier: object) -> None:
-    """Refuse what is not a policy, a drafter or a verifier class.
+    """Check that the arguments are a policy, a drafter or None, and a verifier class or None.
 
     Raises:
-        ConfigError: if one of them is not; names it and what to give instead.
+        ConfigError: if one of them is not. The message says what to give instead.
     """
     if not isinstance(policy, TreePolicy):
         raise ConfigError(
@@ -66,7 +66,7 @@ def check(policy: TreePolicy, verifier: type[Verifier]) -> None:
     """Refuse a pair that is not proven lossless.
 
     Raises:
-        ConfigError: if the pair breaks a rule; names the rule and the nearest pair that keeps it.
+        ConfigError: if the pair breaks a rule. The message has the rule and the nearest pair that keeps it.
     """
     if reason := incompatibility(policy, verifier):
         raise ConfigError(f"{type(policy).__name__} with {verifier.__name__} is not lossless: {reason}")
@@ -78,12 +78,12 @@ def is_sharded(target: Model) -> bool:
 
 
 def hides_state(target: Model) -> bool:
-    """Whether a target has a hook or a replaced `forward` whose state is not compared before rows are reused."""
+    """Whether a target has a hook or a replaced `forward` with state that the fingerprint cannot see."""
     return getattr(target, "unseen", None) is not None
 
 
 def log_hidden_state(target: Model) -> None:
-    """Warn that rows may be reused although the target has changed, if it may have a state that cannot be compared."""
+    """If a target may hide state, warn that rows could be reused although it has changed."""
     if hides_state(target):
         logger.warning(
             "reuse_prefix=True: %s may have a state that cannot be compared, and rows of earlier texts are reused even "
@@ -93,13 +93,13 @@ def log_hidden_state(target: Model) -> None:
 
 
 def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
-    """Refuse a verifier by which the processes of a sharded target might decide differently.
+    """Refuse a verifier with which the processes of a sharded target could decide differently.
 
-    Verifiers of `is_text_of_seed` use only the target's logits, whose bits are the same in all processes. The others
-    also use the drafter's, which each process computes for itself.
+    Verifiers for which `is_text_of_seed` holds use only the target's logits, which are the same bits in all processes.
+    The others also use the drafter's logits, which each process computes by itself.
 
     Raises:
-        ConfigError: if the verifier is one of the others; names it and what to give instead.
+        ConfigError: if the target is sharded and the verifier is one of the others. The message says what to give.
     """
     if verifier and is_sharded(target) and not is_text_of_seed(verifier):
         raise ConfigError(
@@ -108,24 +108,24 @@ def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
         )
 
 
-def refuse_sharded(target: Model, what: str) -> None:
-    """Refuse what depends on a clock if the target is sharded, since every process has its own clock.
+def refuse_sharded(target: Model, subject: str) -> None:
+    """Refuse a feature that depends on a clock if the target is sharded, since every process has its own clock.
 
     Args:
         target: the target.
-        what: what is refused, as the beginning of the message.
+        subject: the feature, as the beginning of the message.
 
     Raises:
         ConfigError: if the target is sharded.
     """
     if is_sharded(target):
-        raise ConfigError(f"{what} by a clock, which the processes of a sharded target do not share")
+        raise ConfigError(f"{subject} by a clock, which the processes of a sharded target do not share")
 
 
 def check_reuse(verifier: type[Verifier]) -> None:
-    """Refuse to reuse rows of earlier texts if that could keep a seed from repeating its text.
+    """Refuse to reuse rows of earlier texts if a seed then might not repeat its text.
 
-    Rows of another pass differ in the last bits, which can change what a verifier draws.
+    Rows of another pass differ in the last bits, which can change a verifier's draws.
 
     Raises:
         ConfigError: if the draws of the verifier depend on the drafts.

@@ -49,33 +49,33 @@ from drafttree.text.prompt import Prompt, check_room, encode, is_batch
 from drafttree.verifiers import Verifier
 
 TREE_HEADROOM = 64
-"""Rows that a KV cache has at most beyond a text's limit, for the nodes of trees."""
+"""The most rows that a KV cache has for tree nodes beyond the limit of the text."""
 
 
 class PartFinder(Protocol):
-    """Finds the parts of a decoder by what a user gives, and raises the same errors as `drafttree.load`.
+    """Finds a policy, drafter or verifier from a user's specification, with the errors of `drafttree.load`.
 
-    The engine knows no names of parts. `drafttree.load` gives its decoders a finder that does.
+    The engine does not know the names of methods. `drafttree.load` gives its decoders a finder that does.
     """
 
-    def policy(self, given: Any) -> TreePolicy:
-        """Return the policy of a specification, a class or an object."""
+    def policy(self, spec: Any) -> TreePolicy:
+        """Return the policy for a specification, a class or an object."""
         ...
 
-    def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
-        """Return the drafter of a name, a folder, a model, a class or an object; None for plain decoding."""
+    def drafter(self, spec: Any, target: Model, tokenizer: Any) -> Drafter | None:
+        """Return the drafter for a name, a folder, a model, a class or an object; None for plain decoding."""
         ...
 
-    def verifier(self, given: Any) -> type[Verifier] | None:
-        """Return the verifier of a name or a class; None for "auto"."""
+    def verifier(self, spec: Any) -> type[Verifier] | None:
+        """Return the verifier for a name or a class; None for "auto"."""
         ...
 
 
 class Decoder:
     """Generates texts with a target, a drafter, a tree policy and a verifier. `drafttree.load` makes one.
 
-    As a context manager it ends with `close`.
-    Threads and engines may share a decoder and its target, which then runs their rounds in turns.
+    As a context manager, it calls `close` on exit. Threads and engines may share a decoder and its target; their rounds
+    then run in turns.
 
     Args:
         target: the model to generate with.
@@ -244,8 +244,8 @@ class Decoder:
     def _trial(
         self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
     ) -> Iterator[TextRound]:
-        """Yield the rounds of a text with another drafter and policy, as `measure_costs` needs them."""
-        # a head may be wrong about the prompt of a trial, which is no text
+        """Generate a text with another drafter and policy, and yield its rounds for `measure_costs`."""
+        # the prompt of a trial is no natural text, so it must not test heads
         learned_state = LearnedState(TRIAL_COSTS, tests_heads=False)
         decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=learned_state)
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
@@ -366,17 +366,17 @@ class Decoder:
     def new_request(
         self, prompt: Prompt | None = None, context: RequestContext | None = None, **options: Unpack[GenerationOptions]
     ) -> Request:
-        """Check a prompt and its options, and make a request for `step`, for a text that is written alone.
+        """Check a prompt and its options, and make a request for a text that is written alone with `step`.
 
-        No model runs, except to measure costs that the policy needs and that are not known. Options and errors are
+        A model runs only to measure costs that the policy needs and that are not known yet. Options and errors are
         those of `generate`.
 
         Args:
             prompt: as for `generate`.
-            context: what surrounds the text, such as an observer of its rounds.
+            context: an observer of the rounds, and other things that are no options.
             **options: as for `generate`.
         """
-        request = self._prepare(prompt, options, context or RequestContext(), alone=True)
+        request = self._prepare(prompt, options, context or RequestContext(), is_alone=True)
         self.open(request)
         if costs := request.drafting.costs:
             controller = self._new_controller(Prices(costs, frozen=True), None, self.learned.head_watch_of(request))
@@ -388,11 +388,11 @@ class Decoder:
     def prepare(
         self, prompt: Prompt | None = None, context: RequestContext | None = None, **options: Unpack[GenerationOptions]
     ) -> Request:
-        """Check a prompt and its options, and make a request of a batch, which needs `open` before it runs.
+        """Check a prompt and its options, and make a request for a `batch_loop`, which opens it.
 
         No model runs. Arguments and errors are those of `new_request`.
         """
-        return self._prepare(prompt, options, context or RequestContext(), alone=False)
+        return self._prepare(prompt, options, context or RequestContext(), is_alone=False)
 
     def randomness(self, seed: int) -> Randomness:
         """Return the random numbers of a text with this seed."""
@@ -404,7 +404,7 @@ class Decoder:
             self.loop.open(request)
 
     def step(self, request: Request) -> int:
-        """Advance a request by one round, the first of which also reads the prompt.
+        """Advance a request by one round. The first round also reads the prompt.
 
         Returns:
             The number of committed tokens, 0 if the text had ended before.
@@ -420,7 +420,7 @@ class Decoder:
             try:
                 raise text_round
             finally:
-                del text_round  # else the error and this frame would keep each other until the garbage collector runs
+                del text_round  # else the error and this frame would keep each other alive
         request.metrics.record(text_round, time.perf_counter() - start)
         if request.drafting.session:
             groups = [(text_round.source, text_round.widths)] if text_round.widths else []
@@ -435,7 +435,7 @@ class Decoder:
         budget: int | None = None,
         max_token_gap: float = math.inf,
     ) -> BatchLoop:
-        """Make a loop that runs many requests at once. Later loops start with what it has learned.
+        """Make a loop that runs many requests at once. It shares what it learns with the decoder's other loops.
 
         Args:
             max_batch: maximum number of requests at the same time.
@@ -447,12 +447,13 @@ class Decoder:
             ConfigError: if the target is sharded over processes, or `max_kv_tokens` is no whole number of at least 1.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
-        controller = self.learned.controller((self.policy, self.verifier, budget), partial(self._of_batches, budget))
+        key = self.policy, self.verifier, budget
+        controller = self.learned.controller(key, partial(self._batch_controller, budget))
         memory = KVMemory(self.target, self.prefixes, max_kv_tokens)
         return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory, max_token_gap)
 
-    def _of_batches(self, budget: int | None) -> Controller:
-        """Make a controller of batches; its prices follow the clock unless costs were given."""
+    def _batch_controller(self, budget: int | None) -> Controller:
+        """Make the controller of batch loops. Its prices follow the clock unless costs were given."""
         fixed_costs = self.learned.given
         prices = Prices(self.costs() if self.drafter else fixed_costs, frozen=fixed_costs is not None)
         return self._new_controller(prices, budget, self.learned.head_watch)
@@ -463,28 +464,28 @@ class Decoder:
         return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
     def _prepare(
-        self, prompt: Prompt | None, given: GenerationOptions, context: RequestContext, *, alone: bool
+        self, prompt: Prompt | None, caller_options: GenerationOptions, context: RequestContext, *, is_alone: bool
     ) -> Request:
         """Check a prompt and its options, and make a request.
 
         Args:
             prompt: as for `generate`.
-            given: the caller's options.
-            context: what surrounds the text.
-            alone: whether the text is written alone; if not, its trees may learn from the other texts of a batch.
+            caller_options: the caller's options.
+            context: what the caller gives besides prompt and options.
+            is_alone: whether the text is written alone. In a batch, its trees may depend on the other texts.
         """
         refuse_autocast(self.target.device)
-        options = RequestOptions.merge(self.defaults, given)
+        options = RequestOptions.merge(self.defaults, caller_options)
         tokens = self._encode(prompt, options)
         limit = len(tokens) + options.max_new_tokens(len(tokens))
         vocab = self.target.vocab_size
         eos = options.eos(self.eos, vocab)
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, self.target.device))
         verifier = self._new_verifier(sampling, options)
-        self._check_reuse(options, verifier, alone=alone)
+        self._check_reuse(options, verifier, is_alone=is_alone)
         constraints = self._new_constraints(processors, options, eos, context)
         is_text_of_seed = compatibility.is_text_of_seed(type(verifier))
-        if alone and not is_text_of_seed:
+        if is_alone and not is_text_of_seed:
             constraints.share_nothing()
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         task = Task(
@@ -494,7 +495,7 @@ class Decoder:
             capacity=limit + min(policy.budget, TREE_HEADROOM),
             policy=policy,
             verifier=verifier,
-            randomness=self._new_randomness(verifier, of_seed=alone or is_text_of_seed),
+            randomness=self._new_randomness(verifier, of_seed=is_alone or is_text_of_seed),
             fidelity=self.fidelity,
             speculate=options.get("speculate", True),
             draft_temperature=float(options.get("draft_temperature", 1.0)),
@@ -513,7 +514,7 @@ class Decoder:
         )
 
     def _encode(self, prompt: Prompt | None, options: RequestOptions) -> list[int]:
-        """The token ids of a prompt, after which there is room for a text with these options."""
+        """The token ids of a prompt, checked to leave room for a text with these options."""
         context = self.target.context
         sanitize = options.get("sanitize_control_tokens", False)
         tokens = encode(prompt, self.tokenizer, self.target.vocab_size, context, sanitize=sanitize)
@@ -524,25 +525,25 @@ class Decoder:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
         return tokens
 
-    def _check_reuse(self, options: RequestOptions, verifier: Verifier, *, alone: bool) -> None:
-        """Refuse the option `reuse_prefix` where it would change a text's law, and log where it does little."""
+    def _check_reuse(self, options: RequestOptions, verifier: Verifier, *, is_alone: bool) -> None:
+        """Refuse the option `reuse_prefix` if a seed then might not repeat its text; warn of hidden state."""
         if options.get("reuse_prefix"):
-            if alone:
+            if is_alone:
                 compatibility.check_reuse(type(verifier))
             compatibility.log_hidden_state(self.target)
 
     def _reuses_prefix(
         self, prompt: Prompt | None, options: RequestOptions, context: RequestContext, *, is_text_of_seed: bool
     ) -> bool:
-        """Whether a text reuses KV rows of earlier ones: as its option says, or else as is safe and of use.
+        """Whether a text reuses KV rows of earlier texts: by its option, or else by default.
 
-        In an engine, texts reuse rows unless the engine says otherwise. Outside, rows are of use to conversations, and
-        safe for texts that depend on prompt and seed alone, as long as the target hides no state.
+        In an engine, the default is the engine's. Outside, only conversations reuse rows, since these repeat their
+        beginning. Prompt and seed alone must determine the text, and the target must not hide state.
         """
         if (option := options.get("reuse_prefix")) is not None:
             return option
         if options.get("prompt_logprobs"):
-            return False  # they are read from passes over the prompt
+            return False  # they need a pass over the whole prompt
         if context.shares_prefixes is not None:
             return context.shares_prefixes
         return is_text_of_seed and is_conversation(prompt) and not compatibility.hides_state(self.target)
@@ -550,7 +551,7 @@ class Decoder:
     def _new_text(
         self, task: Task, constraints: PathConstraints, options: RequestOptions, context: RequestContext
     ) -> WrittenText:
-        """Make the text of a task, of which nothing is written."""
+        """Make the empty text of a task."""
         prompt = [*task.prompt]
         vocab = self.target.vocab_size
         criteria = options.criteria if context.stopping_criteria is None else context.stopping_criteria
@@ -589,12 +590,12 @@ class Decoder:
         return PathConstraints(processors, state, frozenset(eos), context.padding)
 
     def _new_randomness(self, verifier: Verifier, *, of_seed: bool) -> Randomness:
-        """Make the randomness of a text: that of its seed, or else one that no other text has."""
+        """Make the randomness of a text: that of its seed, or one that no other text has."""
         seed = verifier.sampling.seed
         return self.randomness(seed if of_seed else self.learned.unshared_seed(seed))
 
     def _context(self, request: Request) -> TextContext:
-        """What a request's policy is told when its text begins."""
+        """Make what a request's policy is told when its text begins."""
         policy = request.task.policy
         verifier = request.task.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
@@ -628,6 +629,6 @@ class Decoder:
 
 
 def _can_test_heads(options: RequestOptions, processors: LogitsProcessorList, sampling: Sampling) -> bool:
-    """Whether a head can be tested by a text: no option makes its tokens less likely than the target does."""
+    """Whether a text can test a head: no option may make tokens less likely than the target does."""
     is_free = not processors and not options.get("grammar")
     return is_free and sampling.temperature <= 1 and sampling.typical_p == 1

@@ -1,4 +1,4 @@
-"""The results of a request: a finished text, or the chunks of a streamed one, and facts about its tokens."""
+"""The results of a request: a finished text or the chunks of a stream, and what was recorded of its tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +30,7 @@ class Fidelity:
 
     @classmethod
     def of(cls, target: Model, verifier: type[Verifier] | None) -> "Fidelity":
-        """The fidelity of a target's texts with a verifier; None for the default verifiers."""
+        """The fidelity of a target's texts with a verifier; `verifier` is None for the default ones."""
         reasons = "; and ".join(_reasons(getattr(target, "lossy_window", None), verifier))
         return cls(reasons or None, getattr(target, "quantization", None))
 
@@ -70,8 +70,8 @@ class RowRecorder(Protocol):
         """Record a round.
 
         Args:
-            logits: the target's own logits `[tokens, vocab]`, of which row i is that of `tokens[i]`.
-            constrained: the same after logits processors and grammar, before temperature and truncation.
+            logits: the target's own logits `[tokens, vocab]`; row i is the one that `tokens[i]` was chosen from.
+            constrained: the logits after processors and grammar, before temperature and truncation.
             tokens: the committed token ids.
         """
         ...
@@ -80,8 +80,7 @@ class RowRecorder(Protocol):
 class Logprobs:
     """The target's own log-probabilities: natural logarithms, before processors, temperature and truncation.
 
-    So they are the model's view of the text, whatever options it was chosen by. This is also the default of vLLM and
-    the meaning of OpenAI.
+    So they do not depend on the options of the text. vLLM does so by default, and OpenAI too.
 
     Args:
         alternatives: the number of most probable tokens to keep per token.
@@ -98,16 +97,16 @@ class Logprobs:
         self._alternatives = alternatives
 
     @classmethod
-    def asked_for(cls, wanted: bool | int | None) -> Self | None:
-        """Make what an option requests: no alternatives for True, so many for a number; None for 0, False or None."""
-        return cls(0 if wanted is True else wanted) if wanted else None
+    def asked_for(cls, option: bool | int | None) -> Self | None:
+        """Make the recorder that an option requests; a number asks for alternatives. None for 0, False or None."""
+        return cls(0 if option is True else option) if option else None
 
     def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
         """Keep the log-probabilities of a round's tokens; see `RowRecorder.add`."""
         self.read(logits, tokens)
 
     def read(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Keep the log-probabilities of tokens, of which each has a row in logits `[tokens, vocab]`."""
+        """Keep the log-probabilities of tokens; row i of the logits `[tokens, vocab]` is that of token i."""
         rows = logits.float().log_softmax(-1)
         token_logprobs = rows.gather(1, rows.new_tensor([tokens]).long().T)
         self.tokens += token_logprobs[:, 0].tolist()
@@ -213,9 +212,9 @@ class Reader:
     """Is given the text of a request by the thread that owns the model; this base class ignores it.
 
     Attributes:
-        cancelled: the finish reason with which the text is to end at the next round; None while its rest is wanted. Any
-            thread may set it.
-        full: whether it takes no more for now, so that the text pauses. It may become True only in `chunk`.
+        cancelled: the finish reason with which the text ends before its next round; None to continue. Any thread may
+            set it.
+        full: whether the text pauses, since the reader accepts no more for now. It may become True only in `chunk`.
     """
 
     cancelled: str | None = None
@@ -224,5 +223,5 @@ class Reader:
     def chunk(self, chunk: Chunk) -> None:
         """Take the tokens and the text that a round has added."""
 
-    def end(self, ended: Ended) -> None:
+    def end(self, outcome: Ended) -> None:
         """Take the finished text, or the error that ended it; called once."""

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Self
 
+from pydantic import BaseModel
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -20,6 +21,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import LogitNormalization
 
+from drafttree.constraints.grammar import ebnf, json_schema, regex
 from drafttree.constraints.options import (
     NEUTRAL_VALUES,
     OccurrencePenalty,
@@ -77,6 +79,9 @@ class GenerationOptions(ProcessorOptions, total=False):
         presence_penalty: subtracted once from the logits of every token generated so far, as by OpenAI and vLLM.
         frequency_penalty: subtracted from the logits of a token for each time it was generated.
         grammar: a grammar that the text must follow, made by `drafttree.grammar`.
+        json_schema: a JSON schema that the text must conform to: JSON text, a dictionary or a pydantic model.
+        regex: a regular expression that the text must match as a whole.
+        ebnf: a grammar in GBNF syntax that the text must follow. Only one of these four can be given.
         reuse_prefix: reuse the KV rows of an earlier text with the same prefix, and keep those of this text (see
             `engine.prefixes`). On by default in an engine, and for conversations with a greedy or coupled verifier,
             unless the target has hooks or layers whose state cannot be compared. Other verifiers refuse it outside
@@ -119,6 +124,9 @@ class GenerationOptions(ProcessorOptions, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     grammar: Constraint | None
+    json_schema: str | dict[str, Any] | type[BaseModel] | None
+    regex: str | None
+    ebnf: str | None
     reuse_prefix: bool | None
     draft_temperature: float
     logprobs: bool | int | None
@@ -128,6 +136,8 @@ class GenerationOptions(ProcessorOptions, total=False):
     speculate: bool | None
 
 
+NOTATIONS = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
+"""Options that stand for a grammar, and what makes it."""
 FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
 FLAGS += ("sanitize_control_tokens",)
 SERVED = frozenset(GenerationOptions.__annotations__)
@@ -198,8 +208,8 @@ class RequestOptions:
         """
         if options.get("generation_config") is not None:
             defaults = {**defaults, **_config_fields(options["generation_config"])}
-        defaults = _plain(defaults)
-        options = _plain(options)
+        defaults = _with_grammar(_plain(defaults))
+        options = _with_grammar(_plain(options))
         values = {**defaults, **options}
         check_options(values, options, SERVED)
         _check_values(values)
@@ -333,6 +343,24 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return plain_options
 
 
+def _with_grammar(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with a grammar in place of its notation.
+
+    Raises:
+        ConfigError: if several grammars are given, or the notation is malformed.
+    """
+    names = [name for name in ("grammar", *NOTATIONS) if options.get(name) is not None]
+    if len(names) > 1:
+        raise ConfigError(f"{names[0]} and {names[1]} are given, and a text follows one grammar; leave one of them out")
+    other_options = {name: value for name, value in options.items() if name not in NOTATIONS}
+    if not names or names == ["grammar"]:
+        return other_options
+    (name,) = names
+    if name != "json_schema" and not isinstance(options[name], str):
+        raise ConfigError(f"{name} is {options[name]!r}; give a string")
+    return other_options | {"grammar": NOTATIONS[name](options[name])}
+
+
 def _check_values(values: Mapping[str, Any]) -> None:
     """Check the options that no later step checks."""
     grammar = values.get("grammar")
@@ -372,18 +400,22 @@ def _is_stretch(value: object) -> bool:
     return isinstance(value, Stretch) and bool(value.begin and value.end)
 
 
-def _between(value: Any, kind: type, low: float, high: float) -> bool:
-    return isinstance(value, kind) and not (kind is Real and isinstance(value, bool)) and low <= value <= high
+def _between(value: Any, number_class: type, low: float, high: float) -> bool:
+    return (
+        isinstance(value, number_class)
+        and not (number_class is Real and isinstance(value, bool))
+        and low <= value <= high
+    )
 
 
-def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def _temperature(defaults: Mapping[str, Any], caller_options: Mapping[str, Any]) -> Any:
     """The temperature, 0 for greedy decoding; if the caller gives none, `do_sample` decides whether to sample.
 
     Raises:
         ConfigError: if the two contradict each other.
     """
-    temperature = given.get("temperature")
-    do_sample = given.get("do_sample")
+    temperature = caller_options.get("temperature")
+    do_sample = caller_options.get("do_sample")
     if temperature is not None:
         if do_sample is not None and do_sample != (temperature != 0):
             raise ConfigError(
@@ -393,7 +425,7 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         return temperature
     if not (defaults.get("do_sample") if do_sample is None else do_sample):
         return 0.0
-    config_temperature = None if "temperature" in given else defaults.get("temperature")
+    config_temperature = None if "temperature" in caller_options else defaults.get("temperature")
     if config_temperature == 0:
         raise ConfigError(
             f"the generation config sets temperature={config_temperature!r}, which contradicts do_sample=True; "

@@ -1,4 +1,4 @@
-"""The share of memory that rows of KV caches may take, unless a user sets it.
+"""How much memory the rows of KV caches may take, unless a user sets it.
 
                                                on a GPU, of free memory     elsewhere, of all memory
     rows of an engine, kept texts included     1/2                          1/2
@@ -55,15 +55,15 @@ def row_nbytes(target: Model) -> int:
 
 
 class KVMemory:
-    """Reserves rows of KV caches for requests, so that an admitted request always has room up to its end.
+    """Reserves rows of KV caches, so that an admitted request has room up to its end.
 
     Args:
         target: the target whose rows they are.
-        prefixes: kept beginnings of finished texts. Their rows count too, and are dropped if a request needs them.
-        max_tokens: the most rows in all; None for half of the device's memory.
+        prefixes: the kept texts. Their rows count too, and are dropped if a request needs them.
+        max_tokens: maximum number of rows in all; None for half of the device's memory.
 
     Attributes:
-        rows: the most rows in all; infinite if the size of a row or of the memory is unknown.
+        rows: maximum number of rows in all; infinite if the size of a row or of the memory is unknown.
         reserved: rows reserved for requests that run or pause.
         prefixes: as given.
 
@@ -79,10 +79,10 @@ class KVMemory:
         self.prefixes = prefixes
 
     def check(self, rows: int) -> None:
-        """Refuse a request that could never run.
+        """Check that a request with this number of rows can run.
 
         Raises:
-            ContextError: if it needs more rows than there are in all.
+            ContextError: if there are fewer rows in all.
         """
         if rows > self.rows:
             raise ContextError(
@@ -91,7 +91,7 @@ class KVMemory:
             )
 
     def fits(self, rows: int) -> bool:
-        """Whether so many more rows can be reserved; if so, kept texts that would be in their way are dropped."""
+        """Whether `rows` more rows can be reserved. If so, kept texts are dropped as needed."""
         room = self.rows - self.reserved - rows
         if room < 0:
             return False

@@ -1,4 +1,4 @@
-"""The figures of the papers, computed from committed tokens only, and the counts of an engine."""
+"""The papers' figures, computed from committed tokens only, and the counts of an engine."""
 
 import statistics
 import sys
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 LATEST = 4096
-"""The most rounds of an engine that are kept."""
+"""Number of latest rounds that an engine keeps."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class TextRound(_Round):
         verify_seconds: time of the verifier, and of constraints on the text.
         commit_seconds: time to keep rows of the KV cache and to tell drafter and policy what was committed.
         text_seconds: time to turn committed tokens into text.
-        widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
-        source: the index of the drafter's model that drafted, 0 unless it has several.
-        ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one that the
-            drafter thinks likeliest or, in drawn trees, for the one drawn first.
-        collapsed: whether it showed that drafts had become useless to its text (see `Metrics.collapsed_texts`).
+        widths: width of the frontier in each draft pass, the root's first; empty without draft passes.
+        source: the index of the drafter's model that drafted; 0 unless it has several.
+        ranks: ranks of the accepted nodes among their siblings, from the first level on. Rank 1 is the drafter's
+            likeliest token or, in drawn trees, the one drawn first.
+        collapsed: whether the round showed that drafts had become useless (see `Metrics.collapsed_texts`).
     """
 
     growth_seconds: float = 0.0
@@ -90,11 +90,11 @@ class EngineRound(_Round):
         draft_seconds: time of these passes and of growing the trees.
         target_seconds: wall time of the target pass, until its device has finished.
         seconds: wall time of the whole round.
-        batch: texts that a token was chosen for.
+        batch: number of texts that got tokens.
         prefill_rows: rows of the target pass that were tokens of prompts.
         waiting: requests in the queue.
         expected: tokens that the controller expected to be committed; None without drafts.
-        reason: why nothing or not all was drafted; None if all was.
+        reason: why nothing was drafted, or that the drafter failed; None otherwise.
     """
 
     prefill_rows: int = 0
@@ -145,10 +145,10 @@ class Metrics:
         return f"Metrics({self.tokens} tokens in {len(self.rounds)} rounds, {speed})"
 
     @classmethod
-    def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
+    def total(cls, generations: Iterable["Metrics"]) -> "Metrics":
         """The metrics of several generations as one."""
         total = cls()
-        for metrics in parts:
+        for metrics in generations:
             total.rounds += metrics.rounds
             total.queue_seconds += metrics.queue_seconds
             total.prefill_passes += metrics.prefill_passes
@@ -201,7 +201,7 @@ class Metrics:
 
     @property
     def time_per_output_token(self) -> float:
-        """Seconds per committed token after the first of each generation, without the time to that first token."""
+        """Seconds per committed token, without the first token of each generation and the time to it."""
         output_seconds = self.seconds - sum(self.first_token_seconds)
         return ratio(output_seconds, self.tokens - len(self.first_token_seconds))
 
@@ -216,7 +216,7 @@ class Metrics:
 
     @property
     def collapsed_texts(self) -> int:
-        """Texts whose drafts were accepted far less often from some token on, or that reached the drafter's context.
+        """Number of texts whose drafts became useless: rarely accepted, or beyond the drafter's context.
 
         A warning was logged for each of them.
         """
@@ -269,7 +269,7 @@ class Metrics:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Per level, the share of rounds with an accepted token on it, among rounds that drafted it."""
+        """Per level, the share of rounds with an accepted token there, among rounds that drafted the level."""
         max_levels = max((text_round.levels for text_round in self.rounds), default=0)
         return [
             ratio(
@@ -414,6 +414,6 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def ratio(part: float, whole: float) -> float:
-    """The ratio of part to whole; 0 if the whole is 0."""
-    return part / whole if whole else 0.0
+def ratio(numerator: float, denominator: float) -> float:
+    """The ratio of two numbers; 0 if the denominator is 0."""
+    return numerator / denominator if denominator else 0.0

@@ -22,13 +22,13 @@ def model_digest(model: Any) -> str:
     return hashlib.sha256(repr([type(model).__name__, weights]).encode()).hexdigest()[:16]
 
 
-def _modules(part: Any, depth: int) -> Iterator[nn.Module]:
-    if isinstance(part, TargetModel):
-        yield part.module
-    elif isinstance(part, nn.Module):
-        yield part
+def _modules(model: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(model, TargetModel):
+        yield model.module
+    elif isinstance(model, nn.Module):
+        yield model
     elif depth < DEPTH:
-        for attribute in getattr(part, "__dict__", {}).values():
+        for attribute in getattr(model, "__dict__", {}).values():
             yield from _modules(attribute, depth + 1)
 
 

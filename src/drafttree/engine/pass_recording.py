@@ -1,4 +1,4 @@
-"""Records passes (CUDA graphs) before the first request of a server, if its models record passes."""
+"""Records the passes of a server's models as CUDA graphs before its first request."""
 
 import logging
 import time
@@ -13,18 +13,18 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import TRIAL_COSTS
 
 LONGEST_TEXT = 4096
-"""Tokens of a text that room is reserved for. For a longer one KV caches move, and passes are recorded again."""
+"""Room is reserved for texts of this many tokens. For a longer text KV caches move, and passes are recorded again."""
 PROMPT, TOKENS = 8, 8
-"""Tokens of the prompts and of the texts that are generated for recording."""
+"""Tokens of the prompts, and of the texts, that are generated for recording."""
 logger = logging.getLogger("drafttree")
 
 
 def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
     """Generate short texts in batches of several sizes, so that most requests find their passes recorded.
 
-    Memory for all KV caches is reserved first, since a recorded pass is bound to the memory of its caches. A pass of
-    another size than those of these texts is recorded when it first runs. Passes over a single request are recorded for
-    each buffer that its KV cache gets. Nothing is learned from the texts. Time and memory are logged.
+    Memory for all KV caches is reserved first, since a recorded pass is bound to the addresses of its caches. Passes of
+    other sizes are recorded when they first run. A pass over a single request is recorded for each buffer that its KV
+    cache gets. Nothing is learned from these texts. Time and memory are logged.
 
     Args:
         decoder: the decoder whose target and drafter run.

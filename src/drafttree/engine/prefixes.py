@@ -1,23 +1,23 @@
 """Prefix reuse: a prompt that begins like another text continues from copies of that text's KV rows.
 
-Of a finished text its token ids, a copy of the target's rows and what its drafter keeps are kept; the least recently
-used texts are dropped first. Running texts are copied in the same way. A request waits while another one reads the same
-beginning, as happens when users of one system prompt come together.
+The cache keeps the token ids of a finished text, a copy of the target's rows, and the drafter's snapshot. It drops the
+least recently used texts first. Rows of running texts are copied too. If another request is reading the same beginning,
+a request waits for it: users of one system prompt often come together.
 
-The rows are those of the passes that computed them, over trees and in other chunks than a prefill's. In float32 they
-differ from those of a fresh prefill by rounding, which changes a greedy or coupled text only if two tokens are tied; in
-bfloat16 ties are more frequent, as they are between speculative and plain decoding. With `exact_text` rows are the same
-bit for bit, and so are texts.
+Reused rows were computed by other passes than a prefill: over trees, or in other chunks. In float32 they differ from
+those of a prefill by rounding. This changes a greedy or coupled text only if two tokens are tied. In bfloat16 ties are
+more frequent, as they are between speculative and plain decoding. With `exact_text`, rows and texts are the same bit
+for bit.
 
-Other verifiers draw tokens by inverse distribution functions, where rounding errors add up over the vocabulary and
-shift the boundaries between tokens: in float32 with 4,096 tokens by 2e-4 to 1e-3 in all, which is the probability that
-one draw gives another token. So a text that is written alone with these verifiers reuses no rows, and its seed repeats
-it. `exact_text` does not change that, since these verifiers also weigh the drafter's probabilities, whose rows are not
-exact. In an engine their seeds repeat no text in any case, and reused rows change their distribution by rounding only.
+Other verifiers draw tokens by inverse distribution functions. There rounding errors add up over the vocabulary and
+shift the boundaries between tokens. In float32 with 4,096 tokens, one draw gives another token with a probability of
+2e-4 to 1e-3. So a text that is written alone with these verifiers reuses no rows, and its seed repeats it. `exact_text`
+does not change that, since these verifiers also weigh the drafter's probabilities, and its rows are not exact. In an
+engine their seeds repeat no text anyway, and reused rows change their distribution by rounding only.
 
-Recurrent layers have one state for the whole text, which cannot be cut to a shorter one, and compute it by other sums
-in decoding than in reading. So models with such layers read every prompt anew. So do targets with a `lossy_window`,
-which drop rows.
+Recurrent layers have one state for the whole text, which cannot be cut to a shorter one. They also sum in another order
+when they decode than when they read. So models with such layers read every prompt anew. So do targets with a
+`lossy_window`, since they drop rows.
 """
 
 import threading
@@ -32,12 +32,12 @@ import numpy as np
 from drafttree.engine.request import Request
 from drafttree.models import TreeCache
 
-WIDTH = array("i").itemsize
+TOKEN_BYTES = array("i").itemsize
 """Bytes of a token id. Texts are compared as bytes: finding one among 200 of 1,000 to 3,000 tokens takes 0.04 ms."""
 BLOCK = 16
-"""Tokens that requests with a salt share only together, so that a hit tells an attacker no single token of a text."""
+"""Requests with a salt share whole blocks of this many tokens, so that a hit reveals no single token to an attacker."""
 LEAST_GAIN = 32
-"""The fewest tokens that waiting must save a request, since it takes a round."""
+"""A request waits for another one only if that saves it this many tokens, since waiting takes a round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +48,14 @@ class ReadText:
         salt: only requests with an equal `Task.cache_salt` may copy the rows.
         ids: the tokens that have rows, as bytes.
         cache: the target's rows.
-        draft: given a number of tokens, returns the drafter's snapshot of at most so many first ones, for
-            `Session.restore`; None if it has none.
+        draft_snapshot: makes the drafter's snapshot of at most this many first tokens, for `Session.restore`; None if
+            the drafter has none.
     """
 
     salt: Hashable | None
     ids: bytes
     cache: TreeCache
-    draft: Callable[[int], object] | None
+    draft_snapshot: Callable[[int], object] | None
 
     @property
     def tokens(self) -> list[int]:
@@ -64,27 +64,27 @@ class ReadText:
 
 
 class Restored(NamedTuple):
-    """What a request has taken over from other texts.
+    """A request has begun, perhaps with rows of another text.
 
     Attributes:
-        tokens: the number of first tokens of its prompt that need not be read.
+        tokens: the number of first tokens of its prompt whose rows were copied.
     """
 
     tokens: int
 
 
 class WaitsForPrefix(NamedTuple):
-    """What a request waits for instead of beginning.
+    """A request has not begun, since another one is reading the beginning of its prompt.
 
     Attributes:
-        tokens: the number of first tokens of its prompt that another request is reading.
+        tokens: the number of first tokens that the other request is reading.
     """
 
     tokens: int
 
 
 class KeptTextsObserver(Protocol):
-    """Told which texts are kept, in the thread that keeps or drops them and waits for the observer."""
+    """Is told which texts are kept. The thread that keeps or drops a text calls it and waits for it."""
 
     def kept(self, tokens: list[int]) -> None:
         """Note that a text is kept from now on."""
@@ -99,11 +99,11 @@ class PrefixCache:
     """Keeps the beginnings of recent texts; the least recently used are dropped first. Any thread may use it.
 
     Args:
-        max_tokens: the most tokens to keep, over all texts; of a longer text the first ones are kept. 0 keeps nothing.
-            None keeps what fits into a share of the memory, which is determined when it is first needed.
+        max_tokens: the most tokens to keep, over all texts. If one text is longer, its first tokens are kept. 0 keeps
+            nothing. None keeps what fits into a share of the memory, which is measured at first use.
 
     Attributes:
-        max_tokens: as given, or as determined.
+        max_tokens: as given, or as measured.
         tokens: the number of kept tokens, over all texts.
     """
 
@@ -144,15 +144,15 @@ class PrefixCache:
     def restore(
         self, request: Request, *, reads_hidden: bool, running: Sequence[Request] = ()
     ) -> Restored | WaitsForPrefix:
-        """Copy to a request the rows of the longest beginning of its prompt that another text has.
+        """Copy the rows of another text that shares the longest beginning with a request's prompt.
 
-        If another request is reading so much more of that prompt that waiting pays, nothing is copied, and the request
-        waits. No request waits for one that waits itself, since that has not begun.
+        If another request is reading so much more of the prompt that waiting pays, nothing is copied and the request
+        waits. No request waits for one that waits itself.
 
         Args:
-            request: a request that has read nothing. Its last token gets no row: it is the root of the first tree.
-            reads_hidden: whether its drafter reads the target's hidden states. These are not kept, so the target then
-                continues from where the drafter does.
+            request: a request that has read nothing. Its last token is the root of the first tree and gets no row.
+            reads_hidden: whether its drafter reads the target's hidden states. They are not kept, so target and drafter
+                then continue at the same token.
             running: requests that have begun and share their rows.
         """
         ids = array("i", request.tokens).tobytes()
@@ -165,7 +165,7 @@ class PrefixCache:
             texts = [text for text in reversed(self._texts) if text.salt == salt and cache.can_copy_from(text.cache)]
             texts += [_running_text(peer, reads_hidden=reads_hidden) for peer in peers]
             reading_peers = [peer for peer in peers if peer.unread and (peer.drafting.session or not reads_hidden)]
-            if awaited_tokens := _being_read(ids, reading_peers, texts, block):
+            if awaited_tokens := _tokens_being_read(ids, reading_peers, texts, block):
                 return WaitsForPrefix(awaited_tokens)
             request.share(ids)
             restored_tokens = self._copy_longest(request, texts, block, reads_hidden=reads_hidden)
@@ -174,23 +174,23 @@ class PrefixCache:
         return Restored(restored_tokens)
 
     def _forget_stale(self, cache: TreeCache) -> None:
-        """Drop the texts whose rows are of other weights than those of a cache."""
+        """Drop the texts whose rows other weights than those of a cache have computed."""
         for stale_text in [text for text in self._texts if text.cache.layout is not cache.layout]:
             self._forget(stale_text)
 
     def _copy_longest(self, request: Request, texts: list[ReadText], block: int, *, reads_hidden: bool) -> int:
-        """Copy the rows of the text that shares most tokens with a request, and return how many were copied.
+        """Copy rows of the text that shares most tokens with a request, and return how many were copied.
 
-        Where the drafter takes over nothing of a text, the text that shares the next most is tried.
+        If none can be copied, since the drafter restores nothing of that text, the next best text is tried.
 
         Args:
             request: as for `restore`.
             texts: texts whose rows may be copied.
-            block: tokens that are shared only together.
+            block: the number of tokens is a multiple of this.
             reads_hidden: as for `restore`.
         """
         while texts:
-            text, shared_tokens = _longest(texts, request.shared_prefix)
+            text, shared_tokens = _longest_match(texts, request.shared_prefix)
             rows = min(shared_tokens, len(request.tokens) - 1)
             if reads_hidden:
                 rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
@@ -206,9 +206,9 @@ class PrefixCache:
         return 0
 
     def store(self, request: Request) -> None:
-        """Keep the text of a request if it has begun and wants that, and drop kept texts that it makes useless.
+        """Keep the text of a request that has begun, unless its task forbids it.
 
-        These are the beginnings of the new text, unless the drafter has kept something for them and not for it.
+        Kept texts that are beginnings of the new one are dropped, unless only they have a snapshot of the drafter.
         """
         if not (request.task.kept_after_end and request.metrics.rounds):
             return
@@ -221,14 +221,15 @@ class PrefixCache:
             session = request.drafting.catch_up() if request.drafting.reads_prompt else None
             if session:
                 session.read_rest()
-            draft = session.snapshot(cache.length) if session else None
+            snapshot = session.snapshot(cache.length) if session else None
             tokens = request.tokens[: cache.length]
-            text = ReadText(salt, array("i", tokens).tobytes(), cache, None if draft is None else lambda _: draft)
-            of_salt = [kept_text for kept_text in self._texts if kept_text.salt == salt]
+            draft_snapshot = None if snapshot is None else lambda _: snapshot
+            text = ReadText(salt, array("i", tokens).tobytes(), cache, draft_snapshot)
+            texts_of_salt = [kept_text for kept_text in self._texts if kept_text.salt == salt]
             shorter_texts = [
                 kept_text
-                for kept_text in of_salt
-                if text.ids.startswith(kept_text.ids) and (text.draft or not kept_text.draft)
+                for kept_text in texts_of_salt
+                if text.ids.startswith(kept_text.ids) and (text.draft_snapshot or not kept_text.draft_snapshot)
             ]
             self._texts.append(text)
             self.tokens += cache.length
@@ -257,50 +258,49 @@ class PrefixCache:
 
 
 def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
-    """The tokens that a running request began with, as far as they have rows."""
+    """The first tokens of a running request that have rows and that it shares."""
     drafting = request.drafting
 
-    def draft(tokens: int) -> object:
+    def draft_snapshot(tokens: int) -> object:
         with drafting.failing_softly():
             session = drafting.catch_up() if reads_hidden else drafting.session
             return session and session.snapshot(tokens)
 
-    return ReadText(
-        request.task.cache_salt, request.shared_prefix[: request.cache.length * WIDTH], request.cache, draft
-    )
+    read_ids = request.shared_prefix[: request.cache.length * TOKEN_BYTES]
+    return ReadText(request.task.cache_salt, read_ids, request.cache, draft_snapshot)
 
 
-def _being_read(ids: bytes, peers: list[Request], texts: list[ReadText], block: int) -> int:
-    """The number of first tokens of a prompt that other requests are reading, if waiting for them pays; else 0.
+def _tokens_being_read(ids: bytes, peers: list[Request], texts: list[ReadText], block: int) -> int:
+    """The number of first tokens of a prompt that a peer is reading, if waiting for it pays; else 0.
 
-    It pays if `texts` have so much less of the prompt.
+    Waiting pays if each of `texts` shares at least `LEAST_GAIN` tokens less with the prompt.
     """
-    shared_tokens = max((_shared(peer.shared_prefix, ids) for peer in peers), default=0)
+    shared_tokens = max((_common_tokens(peer.shared_prefix, ids) for peer in peers), default=0)
     shared_tokens -= shared_tokens % block
-    needed_prefix = ids[: (shared_tokens - LEAST_GAIN + 1) * WIDTH]
+    needed_prefix = ids[: (shared_tokens - LEAST_GAIN + 1) * TOKEN_BYTES]
     pays = shared_tokens >= LEAST_GAIN and not any(text.ids.startswith(needed_prefix) for text in texts)
     return shared_tokens if pays else 0
 
 
-def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
-    """The first of the texts that share the longest beginning with `ids`, and its length in tokens."""
+def _longest_match(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
+    """The text that shares the longest beginning with `ids`, and that length in tokens; of several, the first."""
     longest_text = texts[0]
     shared_tokens = 0
-    longer_prefix = ids[:WIDTH]
+    longer_prefix = ids[:TOKEN_BYTES]
     for text in texts:
         if text.ids.startswith(longer_prefix):
             longest_text = text
-            shared_tokens = _shared(text.ids, ids)
-            if shared_tokens * WIDTH == len(ids):
+            shared_tokens = _common_tokens(text.ids, ids)
+            if shared_tokens * TOKEN_BYTES == len(ids):
                 break
-            longer_prefix = ids[: (shared_tokens + 1) * WIDTH]
+            longer_prefix = ids[: (shared_tokens + 1) * TOKEN_BYTES]
     return longest_text, shared_tokens
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    """The length in tokens of the common beginning of two texts."""
-    size = min(len(one), len(other)) // WIDTH
-    mismatches = np.frombuffer(one, np.intc, size) != np.frombuffer(other, np.intc, size)
+def _common_tokens(ids: bytes, other_ids: bytes) -> int:
+    """The number of first tokens that two texts share."""
+    size = min(len(ids), len(other_ids)) // TOKEN_BYTES
+    mismatches = np.frombuffer(ids, np.intc, size) != np.frombuffer(other_ids, np.intc, size)
     return int(mismatches.argmax()) if mismatches.any() else size
 
 
@@ -309,5 +309,5 @@ def _copy_rows(request: Request, text: ReadText, rows: int, *, reads_hidden: boo
     restored_tokens = 0
     if session := request.drafting.session:
         with request.drafting.failing_softly():
-            restored_tokens = session.restore(text.draft and text.draft(rows), rows)
+            restored_tokens = session.restore(text.draft_snapshot and text.draft_snapshot(rows), rows)
     return request.cache.copy_from(text.cache, restored_tokens if reads_hidden else rows)

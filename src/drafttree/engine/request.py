@@ -21,22 +21,22 @@ from drafttree.models import Output, TreeCache
 
 @runtime_checkable
 class RoundObserver(Protocol):
-    """Called for every round of a request, in the thread that owns the model; all texts wait meanwhile."""
+    """Is called in every round of a request. The thread that owns the model calls it, and all texts wait for it."""
 
     def drafted(self, request: "Request", grown: DraftTree, reason: str | None) -> None:
-        """Called at the beginning of a round, when its tree has grown.
+        """Called when the tree of a round has grown.
 
         Args:
             request: the request whose round it is.
             grown: the tree as the policy left it; the budget of the batch may cut it before it is verified.
-            reason: why nothing, or not all, was drafted in the round; None if all was.
+            reason: why the drafter drafted nothing, or failed before it had drafted all; None otherwise.
         """
         ...
 
     def settled(
         self, request: "Request", tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
     ) -> None:
-        """Called at the end of a round, before its chunk is given out.
+        """Called at the end of a round, before its chunk is published.
 
         Args:
             request: the request, whose tokens include those of the round.
@@ -59,23 +59,23 @@ def check_observer(observer: object) -> None:
 
 
 class RecorderMaker(Protocol):
-    """Makes the recorder of a text from the sampling of the text; None if nothing is to be recorded."""
+    """Makes the recorder of a text, given its sampling; None records nothing."""
 
     def __call__(self, sampling: Sampling) -> RowRecorder | None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class RequestContext:
-    """What surrounds a text, beside the options by which its tokens are chosen.
+    """What a caller gives with a request besides prompt and options.
 
     Attributes:
         observer: called for its rounds, or None.
         growth_observer: told of the growth of its trees, or None.
         padding: token ids that logits processors and stopping criteria see before the prompt.
-        stopping_criteria: takes the place of the criteria of the options; None to keep those.
-        make_recorder: makes the recorder of the rows that tokens are chosen from; None for that of the options.
-        shares_prefixes: whether the text shares rows with others if no option says so; None for a text that is written
-            outside of an engine, which shares them if its prompt is a conversation.
+        stopping_criteria: replaces the criteria of the options; None keeps those.
+        make_recorder: makes the recorder of logits; None for the one that the options request.
+        shares_prefixes: the default of the option `reuse_prefix`. None is for a text outside of an engine: it shares
+            rows if its prompt is a conversation.
         group: as for `Task`; None makes a group of its own.
         cache_salt: as for `Task`.
     """
@@ -95,16 +95,15 @@ class Request:
     """A task, the text that is written for it, and the state that continues the text.
 
     Attributes:
-        task: what is asked.
-        text: what is written so far.
+        task: the prompt, limits, methods and options.
+        text: the text as far as it is written.
         drafting: the state of drafting for this text.
         metrics: metrics of this text.
         observer: called for its rounds, or None.
         growth_observer: told of the growth of its trees, or None.
         cache: the target's KV cache, with rows of all tokens but the last; not set before `open`.
-        root_output: the target's output for the first root, if the pass over the prompt has given it.
-        shared_prefix: as bytes, the tokens that it began with, for others that begin alike; empty before it begins, and
-            if it shares nothing.
+        root_output: the target's output for the first root, if the pass over the prompt computed it; else None.
+        shared_prefix: the first tokens, as bytes, whose rows other requests may copy; empty if none may.
         reader: is given the text, in an engine.
     """
 
@@ -118,7 +117,7 @@ class Request:
     root_output: Output | None = field(init=False, default=None)
     shared_prefix: bytes = field(init=False, default=b"")
     reader: Reader = field(init=False, default_factory=Reader)
-    _latest: float = field(init=False, default_factory=time.perf_counter)
+    _last_round_time: float = field(init=False, default_factory=time.perf_counter)
 
     @property
     def tokens(self) -> list[int]:
@@ -136,17 +135,17 @@ class Request:
         return len(self.text.tokens) - 1 - self.cache.next_position
 
     def open(self, cache: TreeCache) -> None:
-        """Begin with an empty KV cache of the target, which has room for all rows."""
+        """Take an empty KV cache of the target with room for all rows."""
         self.cache = cache
 
     def close(self, cache: TreeCache) -> None:
-        """Give back all rows, and go on with an empty KV cache without room until the request is opened again."""
+        """Give up all rows: take an empty KV cache without room, until the request is opened again."""
         self.cache = cache
         self.shared_prefix = b""
         self.drafting.close()
 
     def share(self, prefix: bytes) -> None:
-        """Let requests that begin with these tokens copy the rows of them."""
+        """Let requests that begin with these tokens, given as bytes, copy their rows."""
         self.shared_prefix = prefix
 
     def give_to(self, reader: Reader) -> None:
@@ -154,7 +153,7 @@ class Request:
         self.reader = reader
 
     def keep_root_output(self, output: Output) -> None:
-        """Keep the target's output for the first root, which the pass over the prompt has given."""
+        """Keep the target's output for the first root, which the pass over the prompt has computed."""
         self.root_output = output
 
     def take_root_output(self) -> Output | None:
@@ -164,18 +163,18 @@ class Request:
         return output
 
     def commit(self, tokens: list[int], accepted: int) -> int:
-        """Append a round's tokens to the text; arguments and result are those of `WrittenText.commit`."""
+        """Append a round's tokens to the text; see `WrittenText.commit`."""
         committed = self.text.commit(tokens, accepted)
         if self.text.finish_reason:
-            self._note_end()
+            self._record_draft_cache()
         return committed
 
     def end(self, reason: str) -> None:
         """End the text with a finish reason."""
         self.text.end(reason)
-        self._note_end()
+        self._record_draft_cache()
 
-    def _note_end(self) -> None:
+    def _record_draft_cache(self) -> None:
         if self.drafting.session:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes
 
@@ -199,22 +198,22 @@ class Request:
             prompt_top_logprobs=(prompt and prompt.top) or None,
         )
 
-    def publish(self, known: int) -> None:
-        """Give the reader the part of the text after its first `known` tokens and, if it has ended, the result."""
-        self.reader.chunk(self.text.chunk(known))
+    def publish(self, read_tokens: int) -> None:
+        """Give the reader the text after its first `read_tokens` tokens and, if it has ended, the result."""
+        self.reader.chunk(self.text.chunk(read_tokens))
         if self.text.finish_reason:
             self.reader.end(self.generation())
 
-    def begin(self) -> None:
-        """Record how long the request has waited in the engine, unless it has run before."""
+    def record_wait(self) -> None:
+        """Record how long the request has waited in the queue, unless it has run before."""
         if not self.metrics.rounds:
-            self.metrics.queue_seconds = time.perf_counter() - self._latest
+            self.metrics.queue_seconds = time.perf_counter() - self._last_round_time
 
     def record(self, text_round: TextRound) -> None:
-        """Record a round of an engine, with the time since the last round or since the request was made."""
+        """Record a round of an engine, with the time since the previous round or since the request was made."""
         timestamp = time.perf_counter()
-        self.metrics.record(text_round, timestamp - self._latest)
-        self._latest = timestamp
+        self.metrics.record(text_round, timestamp - self._last_round_time)
+        self._last_round_time = timestamp
 
 
 class TextStream(Iterator[Chunk]):

@@ -1,9 +1,9 @@
-"""The loop: a round advances requests in one target pass. A text that is written alone is a batch of one.
+"""The decoding loop: a round advances requests in one target pass. A text that is written alone is a batch of one.
 
     draft (one pass per level) -> one target pass -> verify each -> commit
 
-Trees, single nodes and parts of prompts lie behind each other in the pass, and only attention knows whose rows are
-whose. So a request joins by adding a segment and leaves by adding none.
+Trees, single nodes and parts of prompts form one sequence in the pass, and only attention knows which rows belong to
+which request. So a request joins by adding a segment and leaves by adding none.
 """
 
 import time
@@ -34,35 +34,37 @@ from drafttree.verifiers.base import check_verdict, walk
 from drafttree.verifiers.greedy import Greedy
 
 BestTokens = Callable[[int], int]
-"""Tells the best token behind a node of a tree."""
+"""Returns the best next token after a node of a tree."""
 LONGEST_PART = 512
-"""Tokens of prompts in a pass at most."""
+"""The most tokens of prompts in a pass."""
 
 
 class PromptPart(NamedTuple):
-    """The next tokens of a prompt that is being read."""
+    """The tokens of a prompt that the next pass reads."""
 
     request: Request
     size: int
 
     @property
     def begin(self) -> int:
-        """Position of the first."""
+        """Position of the first token."""
         return len(self.request.tokens) - 1 - self.request.unread
 
     @property
     def tokens(self) -> list[int]:
-        """Their ids."""
+        """The token ids."""
         return self.request.tokens[self.begin : self.begin + self.size]
 
 
 class RoundClock:
-    """Sums up the wall time of the parts of a round: `draft`, `masks` and `target` of all its requests, then `verify`,
-    `commit` and `text` of one after the other.
+    """Measures the wall time of the stages of a round.
+
+    `draft`, `masks` and `target` are stages of all requests together. Then each request has `verify`, `commit` and
+    `text`.
 
     Attributes:
-        began: when it was made, by `time.perf_counter`.
-        seconds: seconds of the latest part of each name.
+        began: time at which the clock was made, by `time.perf_counter`.
+        seconds: by stage, seconds of the latest lap.
     """
 
     def __init__(self) -> None:
@@ -70,21 +72,21 @@ class RoundClock:
         self.seconds: dict[str, float] = {}
         self._pass: PassTimer | None = None
 
-    def lap(self, part: str) -> None:
-        """Note that a part ends here, which began where the one before it ended."""
+    def lap(self, name: str) -> None:
+        """End a stage, which began where the previous one ended."""
         end = time.perf_counter()
-        self.seconds[part] = end - self._last
+        self.seconds[name] = end - self._last
         self._last = end
 
     def time_pass(self, device: torch.device) -> AbstractContextManager[object]:
-        """Time the block as the target pass, where the host goes on before the device has finished it."""
+        """Context manager: time the target pass on its device, if the host runs ahead of the device."""
         if device.type != "cuda":
             return nullcontext()
         self._pass = PassTimer(device)
         return self._pass
 
-    def count_pass(self) -> None:
-        """Count as the target's what the device still took for its pass, for which a verifier has waited."""
+    def count_wait(self) -> None:
+        """Count the time that the verifier waited for the target pass as time of that pass."""
         if timer := self._pass:
             self._pass = None
             waited_seconds = min(max(timer.seconds - self.seconds["target"], 0.0), self.seconds["verify"])
@@ -93,17 +95,17 @@ class RoundClock:
 
     @property
     def total(self) -> float:
-        """Seconds of all parts."""
+        """Seconds of all stages."""
         return self._last - self.began
 
 
 class Advance(NamedTuple):
-    """A round that was run.
+    """The result of a round.
 
     Attributes:
-        rounds: for every request what its round cost, or why it failed; the others have gone on.
-        drafts: what was drafted for them.
-        clock: when its parts ended.
+        rounds: per request, its round, or the error that ended it; an error does not stop the other requests.
+        drafts: the drafted trees.
+        clock: the times of the stages.
     """
 
     rounds: list[TextRound | Exception]
@@ -115,18 +117,18 @@ class RoundLoop:
     """Opens requests, reads their prompts and advances them.
 
     Args:
-        target: the model whose output is wanted.
-        drafter: who proposes, None to decode plainly.
-        prefixes: the beginnings of earlier texts.
-        context: makes what the policy of a request is told when its text begins.
+        target: the target.
+        drafter: the drafter; None for plain decoding.
+        prefixes: keeps the beginnings of earlier texts.
+        context: makes what a request's policy is told when its text begins.
 
     Attributes:
         target: as given.
         drafter: as given.
         prefixes: as given.
         trees: drafts the trees of rounds.
-        reads_at_once: whether what verifiers need of all texts is read together: a device is waited for once. On a CPU
-            they look at the nodes along one path.
+        reads_at_once: whether the best tokens of all greedy texts are read from the device at once, to wait for it only
+            once. On a CPU, verifiers read only the nodes along one path.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class RoundLoop:
         self._hidden_layers = drafter.hidden_layers if drafter else ()
 
     def open(self, request: Request) -> None:
-        """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
+        """Give a request an empty KV cache, and a session of the drafter that begins with all of its tokens."""
         request.open(self.target.new_cache(request.task.capacity))
         drafting = request.drafting
         drafting.close()
@@ -157,7 +159,7 @@ class RoundLoop:
             drafting.begin(self._context(request))
 
     def close(self, request: Request) -> None:
-        """Give back the memory of a request that is to be opened again later."""
+        """Free the memory of a request that will be opened again later."""
         request.close(self.target.new_cache(1))
 
     def _start_draft(self, drafter: Drafter, request: Request) -> Session:
@@ -178,18 +180,19 @@ class RoundLoop:
 
     @in_inference_mode
     def begin(self, request: Request, *, batch: int = 1, running: Sequence[Request] = ()) -> Restored | WaitsForPrefix:
-        """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
+        """Copy the rows of a request's prompt that another text has. `step` then reads the rest in parts.
 
-        Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
+        Recurrent layers sum in another order when they read than when they decode. So with them, the whole prompt is
+        read here.
 
         Args:
-            request: a request that is open.
-            batch: texts that are written at once.
+            request: an open request.
+            batch: number of texts that are written at once.
             running: as for `PrefixCache.restore`.
 
         Returns:
-            What was taken over. If the request waits for another one that is reading the beginning of its prompt, it
-            has not begun, and is to begin later.
+            `Restored` if the request has begun. `WaitsForPrefix` if another request is reading the beginning of its
+            prompt; then call this again after the next round.
         """
         request.cache.long_rope = is_long(request, self.target)
         restored = Restored(0)
@@ -206,7 +209,7 @@ class RoundLoop:
         return restored
 
     def _read_whole(self, request: Request) -> None:
-        """Read the whole prompt, its last token included, which is the root of the first tree."""
+        """Read the whole prompt, including its last token, the root of the first tree."""
         unread = request.tokens[request.cache.length :]
         reader = request.text.prompt_reader(request.cache.length)
         request.metrics.prefill_passes, hidden_states, root_output = prefill_and_score(
@@ -216,44 +219,44 @@ class RoundLoop:
         request.drafting.prefill(hidden_states, len(request.tokens) - 1)
 
     def read_prompt(self, request: Request) -> None:
-        """Read a request's prompt, in passes of its own."""
+        """Read a request's prompt in passes of its own."""
         self.begin(request)
         while request.unread:
             self.step([], [PromptPart(request, min(request.unread, LONGEST_PART))])
 
     @in_inference_mode
-    def step(self, requests: Sequence[Request], parts: Sequence[PromptPart] = ()) -> Advance:
+    def step(self, requests: Sequence[Request], prompt_parts: Sequence[PromptPart] = ()) -> Advance:
         """Advance requests by one round, in one target pass.
 
         Args:
-            requests: requests that a token is chosen for; their prompts are read.
-            parts: parts of the prompts of others, to be read in the same pass.
+            requests: requests that write; their prompts have been read.
+            prompt_parts: parts of other requests' prompts, which the same pass reads.
 
         Raises:
-            ConfigError: `torch.autocast` is active.
+            ConfigError: if `torch.autocast` is active.
         """
         refuse_autocast(self.target.device)
         clock = RoundClock()
-        drafts = self.trees.draft(requests, sum(prompt_part.size for prompt_part in parts))
+        drafts = self.trees.draft(requests, sum(prompt_part.size for prompt_part in prompt_parts))
         for request, grown_tree in zip(requests, drafts.grown, strict=True):
             if request.observer:
                 request.observer.drafted(request, grown_tree, drafts.reason)
         clock.lap("draft")
-        outputs = self.score(requests, drafts.trees, parts, clock)
-        for prompt_part, output in zip(parts, outputs[len(requests) :], strict=True):
+        outputs = self.score(requests, drafts.trees, prompt_parts, clock)
+        for prompt_part, output in zip(prompt_parts, outputs[len(requests) :], strict=True):
             self._read(prompt_part, output)
         scored_texts = zip(requests, drafts.trees, outputs, self._read_best(requests, outputs), strict=False)
-        # Without a name for the list: an error's frames lead here, and must not lead back to the error.
+        # The list has no name, since this frame is part of an error's traceback and must not refer to the error.
         return Advance([self._settle(*scored_text, clock) for scored_text in scored_texts], drafts, clock)
 
     def score(
         self,
         requests: Sequence[Request],
         trees: Sequence[DraftTree],
-        parts: Sequence[PromptPart] = (),
+        prompt_parts: Sequence[PromptPart] = (),
         clock: RoundClock | None = None,
     ) -> list[Output]:
-        """The target's output for every tree and every part, whose rows become drafted rows of their KV caches."""
+        """Return the target's output for each tree, then for each part. The rows become drafted rows of KV caches."""
         clock = clock or RoundClock()
         root_outputs = [request.take_root_output() for request in requests]
         segments = list[Segment]()
@@ -263,8 +266,8 @@ class RoundLoop:
         for request, tree, output in zip(requests, trees, root_outputs, strict=True):
             if output is None:
                 segments.append(tree_segment(request.cache, tree))
-        for prompt_part in parts:
-            # Of a prompt no logits are wanted, unless its log-probabilities are.
+        for prompt_part in prompt_parts:
+            # a prompt needs logits only for its log-probabilities
             logit_rows = slice(None) if prompt_part.request.text.prompt_logprobs else slice(0, 0)
             text = Segment.of_text(prompt_part.request.cache, prompt_part.tokens)
             segments.append(text._replace(wanted=logit_rows))
@@ -275,26 +278,26 @@ class RoundLoop:
         return [*(output or next(scored_outputs) for output in root_outputs), *scored_outputs]
 
     def _read_again_if_long(self, request: Request) -> None:
-        """Compute the KV cache anew, with the frequencies of long texts, where a text has just become one."""
+        """Compute the KV cache anew, with long frequencies, if a text has just exceeded LongRoPE's original context."""
         if request.cache.long_rope or not is_long(request, self.target):
             return
         request.cache.reset()
         request.cache.long_rope = True
         prefill(self.target, request.cache, request.tokens[:-1])
 
-    def _read(self, part: PromptPart, output: Output) -> None:
-        """Keep the rows of a part of a prompt, and let the drafter read it."""
-        request = part.request
-        drafting = part.request.drafting
-        if reader := request.text.prompt_reader(part.begin):
+    def _read(self, prompt_part: PromptPart, output: Output) -> None:
+        """Commit the rows of a part of a prompt, and let the drafter read it."""
+        request = prompt_part.request
+        drafting = prompt_part.request.drafting
+        if reader := request.text.prompt_reader(prompt_part.begin):
             reader(output.logits[0])
-        request.cache.commit(range(part.size))
+        request.cache.commit(range(prompt_part.size))
         request.metrics.prefill_passes += 1
         if drafting.reads_prompt:
-            drafting.prefill(output.hidden, part.size)
+            drafting.prefill(output.hidden, prompt_part.size)
 
     def _read_best(self, requests: Sequence[Request], outputs: Sequence[Output]) -> list[BestTokens | None]:
-        """The best tokens of all texts that are written greedily, in one read; None where a verifier is to look."""
+        """Read the best tokens of all greedy texts at once; per request, None if its verifier reads them itself."""
         best_by_request: list[BestTokens | None] = [None] * len(requests)
         if not self.reads_at_once:
             return best_by_request
@@ -312,17 +315,17 @@ class RoundLoop:
         return best_by_request
 
     def _settle(
-        self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None, clock: RoundClock
+        self, request: Request, tree: DraftTree, output: Output, best_token: BestTokens | None, clock: RoundClock
     ) -> TextRound | Exception:
-        """Verify a scored tree and commit what is accepted: the only place where a text grows."""
+        """Verify a scored tree and commit the accepted tokens. Texts grow only here."""
         try:
             clock.lap("others")
-            judged = self._verify(request, tree, output, best)
+            judged = self._verify(request, tree, output, best_token)
             clock.lap("verify")
-            clock.count_pass()
+            clock.count_wait()
             self._commit(request, judged, output)
             clock.lap("commit")
-            collapsed = self._watch(request, judged)  # reads the text as it was before this round
+            collapsed = self._check_drafts(request, judged)  # reads the text as it was before this round
             committed = request.commit(judged.tokens, judged.accepted)
             clock.lap("text")
             if request.text.recorder:
@@ -335,14 +338,14 @@ class RoundLoop:
         except Exception as error:
             return error
 
-    def _verify(self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None) -> "JudgedTree":
-        """The verdict on a scored tree, after the request's constraints."""
+    def _verify(self, request: Request, tree: DraftTree, output: Output, best_token: BestTokens | None) -> "JudgedTree":
+        """Apply the request's constraints to the logits of a tree, and verify it."""
         logits = output.logits[0]
         missing_nodes = set[int]()
         if request.text.constraints:
             logits, missing_nodes = request.text.constraints.score(request.tokens, tree, logits)
-        if best:
-            verdict = walk(tree, best)
+        if best_token:
+            verdict = walk(tree, best_token)
         else:
             is_read_later = bool(request.text.recorder or request.observer)
             verifier_logits = logits.clone() if is_read_later else logits  # a verifier may write to them
@@ -352,7 +355,7 @@ class RoundLoop:
         return JudgedTree(tree, _before_missing(verdict, tree, missing_nodes), logits)
 
     def _commit(self, request: Request, judged: "JudgedTree", output: Output) -> None:
-        """Let the KV cache, the drafter's session, the controller and the policy take note of the accepted path."""
+        """Tell the KV cache, the drafter's session, the controller and the policy which path was accepted."""
         tree, path, drafting = judged.tree, judged.path, request.drafting
         request.cache.commit(path)
         if tree.source == FORCED:
@@ -366,8 +369,8 @@ class RoundLoop:
         if tree.source != FORCED and request.task.policy.learns:
             drafting.observe(RoundOutcome(tree, tuple(path)))
 
-    def _watch(self, request: Request, judged: "JudgedTree") -> bool:
-        """Whether the drafts have collapsed; a head that is tested is compared with what the target has chosen."""
+    def _check_drafts(self, request: Request, judged: "JudgedTree") -> bool:
+        """Return whether drafts have become useless to the text, and test a head's claim by the target's token."""
         drafting = request.drafting
         context = self.drafter.context if self.drafter and request.text.remaining > 1 else None
         collapsed = drafting.has_collapsed(request.tokens, judged.tree, accepted=judged.accepted > 0, context=context)
@@ -380,9 +383,9 @@ class JudgedTree(NamedTuple):
     """A scored tree and its verdict.
 
     Attributes:
-        tree: as it was scored.
-        verdict: the accepted path and the token behind it.
-        logits: `[nodes, vocab]` the target's, with the request's constraints.
+        tree: the tree.
+        verdict: the accepted path and the bonus token.
+        logits: the target's logits `[nodes, vocab]` after constraints.
     """
 
     tree: DraftTree
@@ -401,14 +404,14 @@ class JudgedTree(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that the text grows by, in a new list."""
+        """The accepted tokens, then the bonus token, in a new list."""
         return [*(self.tree.tokens[node] for node in self.path[1:]), self.verdict.bonus]
 
 
 def text_round_of(
     request: Request, tree: DraftTree, path: Sequence[int], committed: int, clock: RoundClock, *, collapsed: bool
 ) -> TextRound:
-    """What a round was for one text, which has just taken note of its tokens."""
+    """Make the record of a text's round, after its tokens were committed."""
     draft_seconds, draft_passes = request.drafting.read_costs()
     accepted = min(committed, len(path) - 1)
     seconds = clock.seconds
@@ -433,18 +436,19 @@ def text_round_of(
     )
 
 
-def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int]) -> Verdict:
-    """The verdict as far as nodes have logits: the next round begins at the first that has none, if the text does.
+def _before_missing(verdict: Verdict, tree: DraftTree, missing_nodes: Collection[int]) -> Verdict:
+    """Cut a verdict before the first accepted node without logits: that node's token becomes the bonus token.
 
-    The tokens before it have the target's law whatever the logits behind it are, so cutting here does not bias a text.
+    The tokens up to there follow the target's distribution, whatever the logits after them are. So the cut does not
+    bias the text.
     """
     path, bonus = verdict
-    end = next((path_index for path_index, node in enumerate(path) if node in missing), len(path))
+    end = next((path_index for path_index, node in enumerate(path) if node in missing_nodes), len(path))
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
 def tree_segment(cache: TreeCache, tree: DraftTree) -> Segment:
-    """The nodes of a tree behind what a KV cache holds, for a target pass."""
+    """The nodes of a tree after the committed rows of a KV cache, for a target pass."""
     positions = cache.next_position + np.array(tree.depths)
     visible_mask = causal(tree.size) if tree.is_chain else tree.ancestors
     return Segment(cache, np.array(tree.tokens), positions, visible_mask)

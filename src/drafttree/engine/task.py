@@ -1,4 +1,4 @@
-"""A task: what is asked of a text."""
+"""A task: the prompt, limits, methods and options of one text."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -11,23 +11,23 @@ from drafttree.verifiers.base import Verifier
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is asked of a text. Nothing of it changes while the text is written.
+    """The prompt, limits, methods and options of one text. They never change.
 
     Attributes:
         prompt: token ids of the prompt.
-        limit: the most tokens of prompt and text together.
+        limit: maximum number of tokens of prompt and text together.
         eos: token ids that end the text.
-        capacity: the most rows of the KV cache that it needs.
+        capacity: maximum number of rows of the KV cache that the text needs.
         policy: the tree policy, in its form for the verifier.
         verifier: the verifier, with the sampling of this text.
         randomness: the randomness of this text.
         fidelity: whether the text follows the target's distribution.
-        speculate: whether anything is drafted for it.
+        speculate: whether tokens are drafted.
         draft_temperature: divides the drafter's logits.
-        reuse_prefix: whether it may continue from rows of other texts, and shares and keeps its own.
-        cache_salt: beginnings of texts are shared only by requests with an equal salt. If the salt is the group,
-            nothing is kept after a text.
-        group: texts of equal groups together get the share of an engine's batch that one text would get.
+        reuse_prefix: whether the text may copy KV rows of other texts, and they may copy its rows.
+        cache_salt: only texts with an equal salt copy rows of each other. If the salt is the group itself, the rows are
+            dropped when the text ends.
+        group: all texts of an equal group together get the share of an engine's batch that one text would get.
     """
 
     prompt: tuple[int, ...]
@@ -46,9 +46,9 @@ class Task:
 
     @property
     def kept_after_end(self) -> bool:
-        """Whether the rows of the finished text are kept for later ones."""
+        """Whether the rows of the finished text are kept for later texts."""
         return self.reuse_prefix and not (self.cache_salt is not None and self.cache_salt is self.group)
 
     def draft_kind(self, source: int) -> tuple[bool, int]:
-        """The kind of its drafts by one of the drafter's models: whether the text is greedy, and the model's index."""
+        """The key of acceptance counts: whether the text is greedy, and the index of the drafter's model."""
         return self.verifier.sampling.greedy, source

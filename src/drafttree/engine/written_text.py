@@ -1,4 +1,4 @@
-"""The text of a request as it is written: its tokens, what they spell, and whether it has ended."""
+"""The text of a request: its tokens so far, what they spell, and whether it has ended."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -43,15 +43,15 @@ class StoppingText:
 
 @dataclass(eq=False)
 class WrittenText:
-    """What is written so far.
+    """The text of a request, prompt included, as far as it is written.
 
     Attributes:
         task: what is asked of the text.
         detokenizer: turns tokens into text and looks for stop strings.
-        stopping: stopping criteria and the tokens that they are asked about.
+        stopping: calls the stopping criteria.
         constraints: the constraints on tokens: logits processors and a grammar.
-        recorder: records the rows that tokens are chosen from; None if they are not wanted.
-        prompt_logprobs: log-probabilities of the prompt's tokens after the first; None if they are not wanted.
+        recorder: records the logits that tokens are chosen from; None if nothing is recorded.
+        prompt_logprobs: log-probabilities of the prompt's tokens after the first; None unless requested.
         tokens: prompt and committed token ids; the last one is the root of the next tree.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -110,19 +110,19 @@ class WrittenText:
         return len(tokens)
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """Append tokens that no round has chosen, so that the next round begins behind them."""
+        """Append given tokens, so that the next round begins behind them."""
         self.tokens += tokens
 
     def end(self, reason: str) -> None:
-        """End the text with a finish reason; "length" becomes "stop" if the end of the text shows a stop string."""
+        """End the text. The finish reason "length" becomes "stop" if the last characters complete a stop string."""
         self.detokenizer.finish()
         self.finish_reason = "stop" if reason == "length" and self.detokenizer.stopped_by else reason
 
-    def chunk(self, known: int) -> Chunk:
-        """The part of the text after its first `known` tokens, those of the prompt included."""
-        tokens = self.tokens[known:]
+    def chunk(self, read_tokens: int) -> Chunk:
+        """The part of the text after its first `read_tokens` tokens, those of the prompt included."""
+        tokens = self.tokens[read_tokens:]
         read_length = self.detokenizer.shown
-        begin = known - len(self.task.prompt)
+        begin = read_tokens - len(self.task.prompt)
         text = self.detokenizer.read()
         origins = self.detokenizer.origins[read_length : read_length + len(text)]
         return Chunk(
@@ -139,9 +139,10 @@ class WrittenText:
         )
 
     def prompt_reader(self, begin: int) -> Callable[[Tensor], None] | None:
-        """A function that records `prompt_logprobs` from the target's logits after the tokens from `begin` on.
+        """Return a function that records `prompt_logprobs` from the target's logits of the prompt, from `begin` on.
 
-        None if they are not wanted. If a prompt is read again, since the request had to wait, known rows are skipped.
+        None if they were not requested. If a prompt is read again after its rows were given up, logits that were
+        recorded before are skipped.
         """
         if self.prompt_logprobs is None:
             return None

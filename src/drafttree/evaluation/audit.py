@@ -1,10 +1,10 @@
 """Bets on the tokens of texts while they are written, by the distributions that they were chosen from.
 
-The place of a token in its distribution, likeliest tokens first, is uniform if the token follows the distribution (the
-probability integral transform, randomised within the token's own probability), and independent of all earlier tokens.
-A bet may depend on the text so far, on how many tokens its round has committed before, and on the children that a
-policy selected, but not on anything drawn for the round: with correct rejection sampling, places are uniform over all
-tokens, and not over the accepted, the rejected or the drafted ones alone.
+A token's place in its distribution, likeliest tokens first, is uniform if the token follows the distribution. It is
+also independent of all earlier tokens. (This is the probability integral transform, randomised within the token's own
+probability.) A bet may depend on the text so far, on how many tokens its round has committed, and on the children that
+a policy selected. It must not depend on anything drawn for the round: with correct rejection sampling, places are
+uniform over all tokens, but not over the accepted, the rejected or the drafted ones alone.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from drafttree.evaluation.evidence import ACCEPTANCE, BEFORE, BESIDE, BIAS, FIRS
 from drafttree.verifiers.base import SamplingVerifier, Verifier
 
 TRIED = 8
-"""One in this many bets on the first token of a round is tried again, to measure what a bias would do."""
+"""One in this many bets on the first token of a round is repeated with a bias, to measure its effect."""
 
 
 class TextPlaces(NamedTuple):
@@ -76,7 +76,7 @@ class Audit:
             return
         nodes = verdict.path[: text_round.committed]
         tokens = request.tokens[-text_round.committed :]
-        # Like the verifier's own rows, and in its precision: another precision can move the edge of a truncation.
+        # as the verifier computes them, in its precision: another precision can move the edge of a truncation
         rows = verifier.sampling.process(logits[nodes]).double().softmax(-1)
         text_places = self._places_of(request)
         shows_numbers = _shows_numbers(verifier)
@@ -92,7 +92,7 @@ class Audit:
             text_places.outcomes.append(outcome)
 
     def _bet_on_acceptance(self, row: Tensor, token: int, favoured: Tensor) -> None:
-        """Bet that the token is one of those that acceptance favours, against their probability in its row."""
+        """Bet that the token is a favoured one, at the odds of the favoured tokens' probability in its row."""
         chance = min(float(row[favoured].sum()), 1.0)
         self.evidence.bet(ACCEPTANCE, float(favoured[token]) - chance)
         self.evidence.count_acceptance(chance)
@@ -106,26 +106,25 @@ class Audit:
 
     def _places_of(self, request: Request) -> TextPlaces:
         if request not in self._places:
-            neighbour = self._latest._replace(beside=None) if self._latest else None  # no chain of all texts ever
+            # without its own neighbour, so that the texts do not form an endless chain
+            neighbour = self._latest._replace(beside=None) if self._latest else None
             self._latest = self._places[request] = TextPlaces(len(request.task.prompt), [], neighbour)
         return self._places[request]
 
     def _place(self, row: Tensor, token: int) -> float:
-        """The place of a token in its row, in [0, 1]; equally likely tokens share the part of all of them."""
+        """The place of a token in its row, in [0, 1]; it is random among equally likely tokens."""
         chance = row[token]
         likelier_mass = row.masked_fill(row <= chance, 0.0).sum()
         equal_mass = row.masked_fill(row != chance, 0.0).sum()
         return min(float(likelier_mass + self._numbers.random() * equal_mass), 1.0)
 
     def _try_bias(self, verifier: Verifier, tree: DraftTree, logits: Tensor, favoured: Tensor) -> None:
-        """Verify the round again, without and with a bias, and note by how much the outcome of the bet grew."""
+        """Verify the round again, without and with a bias, and count how much the bias raises the bet's outcome."""
         seed = int(self._numbers.integers(2**62))
         hits = list[bool]()
         for bias in (0.0, BIAS):
             numbers = BiasedNumbers(SeededRandomness(seed, logits.shape[-1], logits.device), bias)
-            verifier_copy = type(verifier)(
-                verifier.sampling
-            )  # the verifier may keep a state, which this must not change
+            verifier_copy = type(verifier)(verifier.sampling)  # its state must not change
             path, bonus = verifier_copy.verify(tree, logits.clone(), numbers)
             hits.append(bool(favoured[tree.tokens[path[1]] if len(path) > 1 else bonus]))
         self.evidence.count_shift(hits[1] - hits[0])
@@ -134,8 +133,8 @@ class Audit:
 def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
     """Bool `[vocab]`: which tokens acceptance favours after a node; None if that is not known before drawing.
 
-    These are the children, if they were selected. A bet must not know drawn children, but it may know the distribution
-    that the root's were drawn from; then these are the tokens to which it gives more than the target's row.
+    Selected children are favoured. A bet must not know drawn children, but it may know the distribution that the root's
+    children are drawn from: then the tokens are favoured that are likelier there than in the target's row.
     """
     if tree.proposal is Proposal.TOP_K:
         children = [tree.tokens[child] for child in tree.children[node]]

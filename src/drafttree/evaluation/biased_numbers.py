@@ -1,4 +1,4 @@
-"""Random numbers that make a verifier accept too often, to measure what a certificate sees of that."""
+"""Random numbers that make a verifier accept too often, to measure whether a certificate notices."""
 
 from typing import Any
 
@@ -32,6 +32,6 @@ class BiasedNumbers(Randomness):
         return self._numbers.draw(distribution)
 
     def children(
-        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
+        self, probs: Tensor, counts: Tensor, max_children: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
-        return self._numbers.children(probs, counts, most, proposal, depth)
+        return self._numbers.children(probs, counts, max_children, proposal, depth)

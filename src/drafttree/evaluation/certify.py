@@ -88,7 +88,7 @@ class Certificate:
 
     @property
     def keeps_law(self) -> bool:
-        """True if every policy's texts are the reference's, ties aside."""
+        """True if every policy's texts are the reference's, except for ties."""
         return all(policy.passed for policy in self.policies)
 
     @property
@@ -131,16 +131,16 @@ def certify(
         decoder: the decoder whose target, drafter and verifier to use.
         prompts: texts or token ids; prompts that do not fit are cut to their last tokens.
         policies: policies as `parse_policies` takes them.
-        max_new_tokens: the most tokens of a text.
+        max_new_tokens: maximum number of tokens of a text.
         progress: called after every text with the policy or the reference that wrote it.
         store: keeps finished runs; by default none.
         **options: options of all texts, as for `Decoder.new_request`: temperature (0 unless given), seed (0 unless
             given, since a text without a seed cannot be repeated), repetition_penalty, grammar ...
 
     Raises:
-        ConfigError: If there is no prompt, a policy does not exist, the target is not a transformers model, or the
+        ConfigError: there is no prompt, a policy does not exist, the target is not a transformers model, or the
             verifier's texts depend on the tree.
-        ContextError: If `max_new_tokens` leaves no room for a prompt.
+        ContextError: `max_new_tokens` leaves no room for a prompt.
     """
     if options.get("temperature") is None and not options.get("do_sample"):
         options["temperature"] = 0.0
@@ -202,7 +202,7 @@ class _Comparison:
         return sum(is_cut for _, is_cut in self._fitted_prompts[: len(self.expected)])
 
     def judge(self, way: str) -> PolicyCertificate:
-        """Compare the texts of a way."""
+        """Compare the texts of a way with the reference's and with plain decoding's."""
         texts = self._texts[way]
         differences = {}
         for index, text_pair in enumerate(zip(self.expected, texts, strict=True)):

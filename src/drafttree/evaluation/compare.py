@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence: how much faster the text was and why, or why the times tell no ratio."""
+        """One sentence: how much faster the text was and why, or why no ratio is reported."""
         if self.speedup.doubt:
             return self.speedup.doubt
         law = self.speedup.law
@@ -73,7 +73,7 @@ class Comparison:
         )
 
     def summary(self) -> dict[str, object]:
-        """All figures, for JSON; ratios are left out if the times tell none."""
+        """All figures, for JSON; ratios are None if there is a doubt."""
         return {
             "tokens_per_second": self.speeds,
             "seeded": self.seeded,
@@ -95,7 +95,7 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
         **options: options of `Decoder.new_request`; all ways get the same seed.
 
     Raises:
-        ConfigError: If the decoder has no drafter.
+        ConfigError: the decoder has no drafter.
     """
     if decoder.drafter is None:
         raise ConfigError("without a drafter all decoding is plain and there is nothing to compare; name a drafter")

@@ -1,8 +1,7 @@
 """Compares texts of verifiers whose draws are a function of seed and position with those of plain decoding.
 
-Their noise is continuous, so it cannot be enumerated, and need not be. If a text equals plain decoding's for every
-noise, it has the law of plain decoding, where each token is the argmax of logits plus Gumbel noise and so follows the
-target.
+Their noise is continuous, so it cannot be enumerated, and need not be. In plain decoding, each token is the argmax of
+logits plus Gumbel noise, and so follows the target. A text that equals plain decoding's for every noise has its law.
 """
 
 from dataclasses import dataclass
@@ -79,13 +78,13 @@ def coupled_text(
         policy: how the tree grows.
         verifier: what is accepted.
         seed: the seed of the noise.
-        levels: the most levels of a tree.
+        levels: maximum number of levels of a tree.
         length: tokens of the text.
         position: the position of the first root; the prompt is drawn.
         **sampling: as for `text_law.text_law`.
 
     Raises:
-        ConfigError: As for `text_law.text_law`.
+        ConfigError: as for `text_law.text_law`.
     """
     texts = Texts([drawn_prompt(target, position)], [seed], length, levels=levels)
     return coupled_texts(target, draft, policy, verifier, texts, **sampling)[0]

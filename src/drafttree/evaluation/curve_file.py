@@ -16,10 +16,10 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
 
     Args:
         path: the JSON file.
-        drafters: the drafters whose curves are wanted.
+        drafters: the drafters whose curves are read.
 
     Raises:
-        InputError: If the file cannot be read, is not JSON, lacks a drafter, or holds a curve that is invalid.
+        InputError: the file cannot be read, is not JSON, lacks a drafter, or holds an invalid curve.
     """
     curves = read_json_file(path)
     if isinstance(curves, dict) and "target" in (curves.get("costs") or ()):

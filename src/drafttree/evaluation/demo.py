@@ -23,7 +23,7 @@ FLOAT32_TOKENS = 32
 SIZES = {"cpu": ("100m",), "cuda": ("llama-8b", "pythia-2.8b", "300m")}
 """Sizes by kind of device; the first that fits into memory is taken."""
 COPIES, LARGEST_ITEM = 3, 4
-"""The most copies of the weights that exist while a target is made and packed, and the most bytes of a weight."""
+"""Maximum number of copies of the weights while a target is made and packed, and of bytes of a weight."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class DemoResult:
         return [*lines, speedup.limit.sentence]
 
     def summary(self) -> dict[str, object]:
-        """All figures, for JSON; the speed-up is None if the times tell none."""
+        """All figures, for JSON; the speed-up is None if there is a doubt."""
         speedup = self.compared.speedup
         return {
             "size": self.target.shape,
@@ -143,7 +143,7 @@ def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape
         shape: the name of a shape to take instead.
 
     Raises:
-        ConfigError: If there is no room for the smallest size, or as for `drafttree.load`.
+        ConfigError: there is no room for the smallest size; or as in `drafttree.load`.
     """
     device_type = "cuda" if find_device(device).type == "cuda" else "cpu"
     sizes = (shape,) if shape else SIZES[device_type]
@@ -156,9 +156,9 @@ def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape
     return DemoTarget(load_inflated("embedded", drafter, name, dtype, device, quantize), name, quantize is not None)
 
 
-def _has_room(kind: str, shape: str) -> bool:
+def _has_room(device_type: str, shape: str) -> bool:
     needed_bytes = COPIES * LARGEST_ITEM * SHAPES[shape].weights
-    if kind == "cuda":
+    if device_type == "cuda":
         return needed_bytes < torch.cuda.mem_get_info()[0]
     memory = machine_memory()
     return memory is None or needed_bytes < memory.free

@@ -1,4 +1,4 @@
-"""Checks that texts follow a model's current weights: weights that a backend has packed must not outlive an edit.
+"""Checks that texts follow a model's current weights, also after edits of weights that a backend has packed.
 
 The laws of toy models do not show that, since their tables are read anew for every row.
 """

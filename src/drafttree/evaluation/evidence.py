@@ -1,8 +1,8 @@
 """Evidence against a claimed law of tokens, by bets that are fixed before a token is drawn.
 
 A gambler stakes a share of his wealth on the next token, at odds that are fair if the token follows the target's
-distribution. If it does, his wealth is a martingale, and it ever exceeds 10^6 with a probability of at most 10^-6,
-however often and whenever one looks (Ville's inequality; Shafer 2021, "Testing by betting"). Such wealth is an e-value.
+distribution. If it does, his wealth is a martingale, and it ever exceeds 10^6 with a probability of at most 10^-6. That
+holds however often one looks (Ville's inequality; Shafer 2021, "Testing by betting"). Such wealth is an e-value.
 """
 
 import math
@@ -24,13 +24,13 @@ BETS: dict[str, str] = {
     BESIDE: "a token is as likely or unlikely as that of another text at its position",
     IMPOSSIBLE: "tokens have no probability, such as those that top_k leaves out",
 }
-"""The bets by name, each with what it says if it is won."""
+"""The bets by name, each with what winning it says."""
 STAKES = np.array([sign * 2.0**-power for power in range(1, 6) for sign in (1, -1)])
 """The shares of the wealth that are staked; a negative share bets on the opposite."""
 IMPOSSIBLE_STAKES = np.geomspace(1e-5, 0.1, len(STAKES))
 """The shares that are staked on impossible tokens."""
 EDGE = 1e-4
-"""The share of tokens that rounding may put beyond the edge of a truncation."""
+"""The share of tokens that may lie outside a truncation because of rounding."""
 REFUTED = 1e6
 """The e-value above which a law is refuted."""
 BIAS = 0.3
@@ -53,9 +53,9 @@ class Evidence:
         impossible: tokens among them that have no probability.
         first_tokens: tokens whose acceptance was bet on.
         variance: the sum of the variances of the bets on acceptance, if the law holds.
-        tried: rounds that were verified again by other random numbers, with and without `BIAS`.
-        shift: the sum, over these rounds, of the growth of the bet's outcome by `BIAS`.
-        shift_squares: the sum of the squares of the same.
+        tried: rounds that were verified again with other random numbers, with and without `BIAS`.
+        shift: the sum, over these rounds, of how much `BIAS` raises the outcome of the bet on acceptance.
+        shift_squares: the sum of the squares of these.
     """
 
     log_wealth: dict[str, list[float]] = field(default_factory=_no_wealth)
@@ -93,14 +93,14 @@ class Evidence:
         self.shift += shift
         self.shift_squares += shift**2
 
-    def add(self, other: "Evidence") -> None:
-        """Add the evidence of other tokens."""
+    def add(self, other_evidence: "Evidence") -> None:
+        """Add the results of bets on other tokens."""
         for name, wealth in self.log_wealth.items():
             self.log_wealth[name] = [
-                log + other_log for log, other_log in zip(wealth, other.log_wealth[name], strict=True)
+                log + other_log for log, other_log in zip(wealth, other_evidence.log_wealth[name], strict=True)
             ]
         for count in ("tokens", "impossible", "first_tokens", "variance", "tried", "shift", "shift_squares"):
-            setattr(self, count, getattr(self, count) + getattr(other, count))
+            setattr(self, count, getattr(self, count) + getattr(other_evidence, count))
 
     def _settle(self, name: str, gains: np.ndarray) -> None:
         self.log_wealth[name] = (np.array(self.log_wealth[name]) + np.log1p(gains)).tolist()
@@ -124,9 +124,9 @@ class Evidence:
     def smallest_bias(self) -> float | None:
         """The least relative growth of acceptance probabilities that would have been refuted with 99 % probability.
 
-        This is an upper estimate. It takes the best of the stakes, the normal approximation of the sum of its bets, and
-        the measured effect of `BIAS`, less two standard errors; a smaller bias has at least its share of that effect.
-        None if the least growth is above `BIAS` or no round was verified again.
+        It takes the best stake, a normal approximation of the sum of its bets, and the measured effect of `BIAS` less
+        two standard errors. This is an upper estimate, since a smaller bias has at least its share of that effect.
+        None if the growth is above `BIAS`, or if no round was verified again.
         """
         if not self.tried:
             return None

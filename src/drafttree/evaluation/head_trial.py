@@ -1,4 +1,4 @@
-"""Tests by texts of the target whether a head is read correctly."""
+"""Tests, on texts of the target, whether a head is read correctly."""
 
 from dataclasses import replace
 
@@ -12,22 +12,24 @@ from drafttree.policies import Chain
 TOKENS = 64
 
 
-def try_head(found: Inspection, decoder: Decoder) -> Inspection:
+def try_head(inspection: Inspection, decoder: Decoder) -> Inspection:
     """Add how often the target's token is among a head's likeliest, and how often the head itself expects that.
 
-    The texts are drawn at temperature 1, where the two should be equal. Greedy texts would not tell: a head of which
-    only the last norm is left out finds greedy tokens as well as ever.
+    The texts are drawn at temperature 1, where the two should be equal. Greedy texts would not show an error: a head
+    without its last norm predicts greedy tokens as well as before.
 
     Args:
-        found: the inspection of the head's files.
+        inspection: the inspection of the head's files.
         decoder: a decoder with the head and its target.
 
     Raises:
-        ConfigError: If the drafter is not a head.
-        InputError: If the target has no tokenizer.
+        ConfigError: the drafter is not a head.
+        InputError: the target has no tokenizer.
     """
     if decoder.drafter is None or not decoder.drafter.hidden_layers:
-        raise ConfigError(f"a {found.kind} reads nothing of the target, so it is not tried with one; omit --target")
+        raise ConfigError(
+            f"a {inspection.kind} reads nothing of the target, so it is not tried with one; omit --target"
+        )
     decoder = Decoder(decoder.target, decoder.drafter, Chain(depth=1), tokenizer=decoder.tokenizer)
     watch = decoder.learned.head_watch
     for prompt in shipped_prompts():
@@ -39,4 +41,4 @@ def try_head(found: Inspection, decoder: Decoder) -> Inspection:
         "the same by its own probabilities": round(watch.claimed, 1),
     }
     problems = ("it may be misread: it claims far more than its tokens are worth",) if watch.is_misread else ()
-    return replace(found, details=found.details | trial_details, problems=problems)
+    return replace(inspection, details=inspection.details | trial_details, problems=problems)

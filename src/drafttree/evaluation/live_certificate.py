@@ -1,4 +1,4 @@
-"""A certificate of the pair that a user runs, by bets on the tokens that it writes (see `evidence` and `audit`).
+"""A certificate of the policy and verifier that a user runs, by bets on their tokens (see `evidence` and `audit`).
 
 It needs no other model and no enumeration, so it works for any verifier that draws, at the speed of its texts.
 """
@@ -27,7 +27,7 @@ from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import Verifier
 
 TRIAL_TOKENS = 48
-"""Tokens that are written first, to estimate the time of all."""
+"""Tokens that are written first, to estimate the time."""
 TURNS = 2
 """Texts that are submitted together, per text that an engine writes at once."""
 RARELY = 0.1
@@ -52,13 +52,13 @@ class WrittenTexts:
     drafted_rounds: int = 0
     seconds: float = 0.0
 
-    def add(self, other: "WrittenTexts") -> None:
+    def add(self, written_texts: "WrittenTexts") -> None:
         """Add the evidence and the counts of other texts."""
-        self.evidence.add(other.evidence)
-        self.texts += other.texts
-        self.rounds += other.rounds
-        self.drafted_rounds += other.drafted_rounds
-        self.seconds += other.seconds
+        self.evidence.add(written_texts.evidence)
+        self.texts += written_texts.texts
+        self.rounds += written_texts.rounds
+        self.drafted_rounds += written_texts.drafted_rounds
+        self.seconds += written_texts.seconds
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def certify_live(
         prompts: texts or token ids; prompts that do not fit are cut to their last tokens.
         tokens: tokens to bet on.
         max_batch: texts that an engine writes at once; 1 to write each alone.
-        max_new_tokens: the most tokens of a text.
+        max_new_tokens: maximum number of tokens of a text.
         progress: called after every group of texts with the evidence so far and the number of new tokens.
         tell: called with an estimate of the time, before the texts are written.
         store: keeps finished texts; by default none.
@@ -135,9 +135,9 @@ def certify_live(
             top_p, grammar ...
 
     Raises:
-        ConfigError: If there is no prompt, nothing is drawn, a number is below 1, or the verifier does not serve the
+        ConfigError: there is no prompt, nothing is drawn, a number is below 1, or the verifier does not serve the
             sampling.
-        ContextError: If `max_new_tokens` leaves no room for a prompt.
+        ContextError: `max_new_tokens` leaves no room for a prompt.
     """
     check_count("tokens", tokens)
     check_count("max_batch", max_batch)
@@ -177,7 +177,7 @@ def _write_groups(
     progress: Callable[[str, int], None],
     tell: Callable[[str], None],
 ) -> tuple[WrittenTexts, bool]:
-    """Write groups of texts until they have so many tokens, refute the law or are interrupted.
+    """Write groups of texts until they have `tokens` tokens, refute the law or are interrupted.
 
     Returns:
         The sum of all groups, and whether the law was refuted.
@@ -204,7 +204,7 @@ def _drawing_verifier(decoder: Decoder, sampling: Sampling) -> type[Verifier]:
     """The verifier of a decoder's texts.
 
     Raises:
-        ConfigError: If nothing is drawn, or the verifier does not serve the sampling.
+        ConfigError: nothing is drawn, or the verifier does not serve the sampling.
     """
     if sampling.greedy:
         raise ConfigError(
@@ -255,7 +255,7 @@ class _GroupWriter:
             return [handle.result() for handle in handles]
 
     def estimate(self, tokens: int) -> str:
-        """How long so many tokens will take, in words, measured by a few that are not bet on."""
+        """How long these tokens will take, in words, measured on a few tokens without bets."""
         options: dict[str, Any] = {
             **self.options,
             "seed": derived_seed(self.first_seed, "trial"),

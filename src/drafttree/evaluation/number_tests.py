@@ -17,11 +17,11 @@ from drafttree.engine.drafting.learned_state import LearnedState
 
 SEEDS = 3_000
 CELLS = 4
-"""Equal parts of the unit interval that numbers are counted in."""
+"""Number of equal parts of the unit interval in which numbers are counted."""
 COLUMNS = 64
-"""Tokens of the uniform distribution whose draws reveal the numbers."""
+"""Number of tokens of the uniform distribution whose draws reveal the random numbers."""
 LEAST = 1e-9
-"""The least p-value, of some two hundred tests, that may be due to chance."""
+"""The p-value below which the worst of some two hundred tests refutes the random numbers."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _uniform_of_noise(noise: Tensor) -> list[float]:
 
 
 def _accepted_at(accept: Callable[[float], bool]) -> float:
-    """One decision at even odds, as a number: below a half if it was accepted."""
+    """A decision at even odds as a number: below a half if it was accepted."""
     return 0.25 if accept(0.5) else 0.75
 
 
@@ -116,9 +116,9 @@ def _uniform(cells: Tensor) -> float:
     return _p_value(counts, counts.mean().expand_as(counts), max(len(counts) - 1, 1))
 
 
-def _independent(one: Tensor, other: Tensor) -> float:
+def _independent(cells: Tensor, other_cells: Tensor) -> float:
     """The p-value of the hypothesis that two streams are independent."""
-    table = torch.bincount(one * CELLS + other, minlength=CELLS * CELLS).double().view(CELLS, CELLS)
+    table = torch.bincount(cells * CELLS + other_cells, minlength=CELLS * CELLS).double().view(CELLS, CELLS)
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
     expected_counts = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
     return _p_value(table, expected_counts, max((table.shape[0] - 1) * (table.shape[1] - 1), 1))

@@ -44,7 +44,7 @@ SEEDS = 10
 """Seeds of the texts that are compared in each model, if draws are a function of the seed."""
 
 MANY = 8
-"""The fewest pairs for which other processes are started; that takes seconds."""
+"""The fewest pairs for which other processes are started, which takes seconds."""
 
 MODELS = 6
 """Random toy models of each pair by default."""
@@ -57,8 +57,8 @@ class PairFinding:
     Attributes:
         policy: the canonical specification of the policy.
         verifier: the name of the verifier.
-        verdict: "exact" (by enumeration), "coupled" (exact, since every text is that of plain decoding with the same
-            noise), "refused", "lossy" (the verifier does not claim to be lossless), or "BIASED".
+        verdict: "exact" (by enumeration), "coupled" (every text is that of plain decoding with the same noise, so the
+            law is exact), "refused", "lossy" (the verifier does not claim to be lossless), or "BIASED".
         trials: trials of toy models that ran; the first bias ends them.
         total_variation: the largest distance of the law from the target's in float64; None if nothing was enumerated.
         rounded: the largest such distance in float32.
@@ -89,14 +89,14 @@ class PairFinding:
 
 @dataclass(frozen=True)
 class ServingChecks:
-    """Checks of what the laws of toy models take for granted: independent random numbers, and current model weights."""
+    """Checks of two assumptions of the toy laws: random numbers are independent, and weights are current."""
 
     numbers: NumbersFinding
     edits: EditsFinding
 
     @property
     def passed(self) -> bool:
-        """Whether both hold."""
+        """Whether both assumptions hold."""
         return self.numbers.passed and self.edits.passed
 
 
@@ -128,7 +128,7 @@ class PairSweep:
         return functools.reduce(operator.or_, (finding.reach for finding in self.findings), Reach())
 
     def summary(self) -> dict[str, object]:
-        """Everything found, for JSON."""
+        """All findings, for JSON."""
         options = {name: value for name, value in asdict(self.sampling).items() if name in OPTIONS}
         serving = asdict(self.serving) if self.serving else None
         results: dict[str, object] = {"findings": [asdict(finding) for finding in self.findings], "serving": serving}
@@ -163,7 +163,7 @@ def sweep_pairs(
         **sampling: options of `Sampling` except its seed; `greedy` always decodes at temperature 0.
 
     Raises:
-        ConfigError: If a pair has too many outcomes to enumerate.
+        ConfigError: a pair has too many outcomes to enumerate.
     """
     serving = None
     store = store or RunStore()
@@ -185,7 +185,7 @@ def sweep_pairs(
 
 
 class _Combination(NamedTuple):
-    """A policy and a verifier, each after its name."""
+    """A policy and a verifier, with the specification of the one and the name of the other."""
 
     spec: str
     policy: TreePolicy
@@ -247,7 +247,7 @@ def _sweep_pair(
     sampling: Mapping[str, Any],
     quick: bool,
 ) -> PairFinding:
-    """Try one pair on all its trials, in which smaller and larger trees stand for the policy."""
+    """Try one pair on all its trials, with parameters of the policy that give small and large trees."""
     if reason := compatibility.incompatibility(policy, verifier):
         return PairFinding(spec, name, "refused", reason=reason)
     small_policies = [make_policy(form) for form in FORMS.get(spec, [policy])]
@@ -263,7 +263,7 @@ def _sweep_pair(
 def _enumerated(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """Enumerate the laws of a pair; the first that shows a bias ends the trials."""
+    """Enumerate the laws of a pair; the first bias ends the trials."""
     laws = []
     is_exact = True
     for trial in trials:
@@ -281,7 +281,7 @@ def _enumerated(
 def _compared(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """Compare texts with plain decoding's by the same noise; the first one that differs ends the trials."""
+    """Compare texts with those of plain decoding with the same noise; the first difference ends the trials."""
     greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
     texts: list[CoupledText] = []
@@ -297,9 +297,9 @@ def _compared(
     return PairFinding(spec, name, verdict, trial_count, texts=len(texts), equal=equal_count, **_summary(texts))
 
 
-def _summary(found: Sequence[TextLaw | CoupledText]) -> dict[str, Any]:
+def _summary(results: Sequence[TextLaw | CoupledText]) -> dict[str, Any]:
     """Fields of a `PairFinding`: mean acceptance in the trials, and how far they went."""
     return {
-        "expected_accepted": sum(result.expected_accepted for result in found) / len(found),
-        "reach": functools.reduce(operator.or_, (result.reach for result in found)),
+        "expected_accepted": sum(result.expected_accepted for result in results) / len(results),
+        "reach": functools.reduce(operator.or_, (result.reach for result in results)),
     }

@@ -23,14 +23,14 @@ ROUNDED = 1e-5
 """The same bound in float32."""
 
 MOST_OF_ROUNDS = 1000
-"""The most outcomes of several rounds that are enumerated; beyond it, the first rounds are drawn instead."""
+"""Maximum number of outcomes of several rounds; above it, the first rounds are drawn instead of enumerated."""
 FEW_OF_TEXTS = 60
 """If texts have at most this many outcomes, texts one token longer are enumerated too."""
 SHORTEST = 3
 """Tokens of the shortest texts that are enumerated: enough for a round with drafts, one without, and a later one."""
 
 LENGTH = 24
-"""The most tokens of texts that are compared with plain decoding's."""
+"""Maximum number of tokens of texts that are compared with plain decoding's."""
 POSITIONS = (0, 1, 7, 70)
 """Positions of the first root, in turn."""
 
@@ -89,7 +89,7 @@ HUGE: dict[str, str] = {
     "opt-tree": "opt-tree:threshold=0,depth=15,budget=16",
     "dyspec": "dyspec:depth=15,budget=16",
 }
-"""Parameters of every policy that grow a chain of 16 nodes: other trees of that size have too many outcomes."""
+"""Parameters with which each policy grows a chain of 16 nodes; other trees of that size have too many outcomes."""
 
 
 COSTLY_DRAFTS = CostCurve(
@@ -105,14 +105,14 @@ LOSING_DRAFTS = replace(COSTLY_DRAFTS, draft=(DraftCosts(first=4.0, later=Costs(
 
 @dataclass(frozen=True)
 class ToyPair:
-    """A target and a draft, whose vocabulary is the target's or its first columns."""
+    """A target and a draft, which has all of the target's tokens or the first ones."""
 
     target: TabularModel
     draft: TabularModel
 
     @property
     def tolerance(self) -> float:
-        """The most total variation that rounding may cause."""
+        """The total variation below which a difference may be due to rounding."""
         return EXACT if self.target.dtype == torch.float64 else ROUNDED
 
     def rounded(self) -> "ToyPair":
@@ -120,7 +120,7 @@ class ToyPair:
         return ToyPair(self.target.in_dtype(torch.float32), self.draft.in_dtype(torch.float32))
 
     def spread(self) -> "ToyPair":
-        """The same models over 4,200 columns, few of which are possible; the draft does not know the last tokens.
+        """The same models over 4,200 columns, few of which are possible; the draft lacks the last tokens.
 
         From 4,097 columns on, a draw chooses a block of columns before it chooses a column.
         """
@@ -129,7 +129,7 @@ class ToyPair:
 
 
 def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
-    """The toy target and draft of a seed: flat, ordinary or peaked distributions, more or less alike."""
+    """The toy target and draft of a seed, whose distributions are flat, ordinary or peaked, and more or less alike."""
     spread = (0.3, 1.0, 1.0, 2.5)[seed % 4]
     target = TabularModel(vocab, 2, seed, spread)
     draft = TabularModel(vocab, 2, seed + 10_000, (0.5, 1.0, 2.0)[seed % 3], near=target)
@@ -157,7 +157,7 @@ def without(table: TabularModel, *tokens: int) -> TabularModel:
 
 
 def cut(table: TabularModel, keep: int) -> TabularModel:
-    """The same table, with all but the best tokens of every row impossible."""
+    """The same table, in which only the `keep` best tokens of every row are possible."""
     copy = TabularModel(table.vocab, table.depth, 0)
     copy.rows = {
         context: row.masked_fill(row < row.topk(keep).values[-1], -math.inf) for context, row in table.rows.items()
@@ -172,8 +172,8 @@ class Trial:
     Attributes:
         models: the target and the draft.
         policy: how the tree grows.
-        written: the texts; their length, or the number of rounds, is the largest that is enumerated.
-        shortest: the least length that is enumerated.
+        written: the texts; their length, or the number of rounds, is the maximum that is enumerated.
+        shortest: the minimum length that is enumerated.
         sampling: sampling options; those given to `law` and `texts` take precedence.
     """
 
@@ -186,7 +186,7 @@ class Trial:
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
         """The law of a verifier that draws, for as many tokens or rounds as have few outcomes.
 
-        If the rounds have too many, the first ones are drawn once instead.
+        If all rounds together have too many outcomes, the first ones are drawn once instead.
         """
         sampling = {**self.sampling, **sampling}
         if self.written.rounds is not None:
@@ -219,20 +219,20 @@ class Trial:
 
 
 def trial_of_rounds(
-    models: ToyPair, policy: TreePolicy, levels: int, *, rounds: int = 1, earlier: int = 0, position: int = 0
+    models: ToyPair, policy: TreePolicy, levels: int, *, rounds: int = 1, earlier_rounds: int = 0, position: int = 0
 ) -> Trial:
     """A trial of some rounds of one text.
 
     Args:
         models: the target and the draft.
         policy: how the trees grow.
-        levels: the most levels of a tree.
-        rounds: rounds to enumerate.
-        earlier: rounds before them, which are drawn once.
+        levels: maximum number of levels of a tree.
+        rounds: number of rounds to enumerate.
+        earlier_rounds: number of rounds before them, which are drawn once.
         position: the position of the first root.
     """
     prompts = (drawn_prompt(models.target, position),)
-    return Trial(models, policy, Texts(prompts, levels=levels, rounds=rounds, earlier=earlier))
+    return Trial(models, policy, Texts(prompts, levels=levels, rounds=rounds, earlier=earlier_rounds))
 
 
 def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
@@ -243,18 +243,18 @@ def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
     trials = []
     for index in range(models):
         vocab = 3 + index // len(policies) % 2
-        round_options = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
+        round_options = {"earlier_rounds": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
         trials.append(
             trial_of_rounds(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **round_options)
         )
     return trials
 
 
-def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
+def large_trials(wide_policy: TreePolicy, deep_policy: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
     """A wide tree of one level, a deep one of five, rounds late in a text, and two or three rounds.
 
-    The wide tree is over six tokens, more than a node has children. If children are drawn, it is over five, of which
-    some are cut, since drawing with replacement would give 3,125 trees.
+    The wide tree is over six tokens, so that no node has a child for each. If children are drawn, it is over five
+    tokens, some of which are impossible: with replacement, five possible ones would give 3,125 trees.
     """
     large_pair = toy_pair(7, 6)
     peaked_pair = toy_pair(3, 2)
@@ -264,49 +264,57 @@ def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -
         five_token_pair = toy_pair(7, 5)
         large_pair = ToyPair(cut(five_token_pair.target, kept_count), cut(five_token_pair.draft, 4))
     return [
-        trial_of_rounds(large_pair, wide, levels=1, position=5),
-        trial_of_rounds(peaked_pair, deep, levels=5, position=1),
-        trial_of_rounds(flat_pair, deep, levels=2, earlier=3, position=3),
-        trial_of_rounds(flat_pair, deep, levels=2, earlier=6, position=4),
-        trial_of_rounds(flat_pair, deep, levels=1, rounds=3, position=2),
-        trial_of_rounds(flat_pair, deep, levels=2, rounds=2, position=3),
+        trial_of_rounds(large_pair, wide_policy, levels=1, position=5),
+        trial_of_rounds(peaked_pair, deep_policy, levels=5, position=1),
+        trial_of_rounds(flat_pair, deep_policy, levels=2, earlier_rounds=3, position=3),
+        trial_of_rounds(flat_pair, deep_policy, levels=2, earlier_rounds=6, position=4),
+        trial_of_rounds(flat_pair, deep_policy, levels=1, rounds=3, position=2),
+        trial_of_rounds(flat_pair, deep_policy, levels=2, rounds=2, position=3),
     ]
 
 
-def precision_trials(small: TreePolicy) -> list[Trial]:
-    """A round in float32, and in both precisions a round over a large vocabulary, of which the draft knows a part."""
+def precision_trials(small_policy: TreePolicy) -> list[Trial]:
+    """A round in float32, and a round in both precisions over a large vocabulary, part of which the draft lacks."""
     target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
     large_pair = ToyPair(cut(target, 3), cut(draft, 3)).spread()
     return [
-        trial_of_rounds(toy_pair(1).rounded(), small, levels=2, position=2),
-        trial_of_rounds(large_pair, small, levels=1, position=3),
-        trial_of_rounds(large_pair.rounded(), small, levels=1, position=3),
+        trial_of_rounds(toy_pair(1).rounded(), small_policy, levels=2, position=2),
+        trial_of_rounds(large_pair, small_policy, levels=1, position=3),
+        trial_of_rounds(large_pair.rounded(), small_policy, levels=1, position=3),
     ]
 
 
-def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
+def text_trials(small_policy: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
     """Whole texts, alone and several together, with equal and with different seeds.
 
     Args:
-        small: a policy whose trees have few outcomes.
+        small_policy: a policy whose trees have few outcomes.
         verifier: the verifier; if it draws children with replacement, trees and vocabularies are smaller.
     """
     two_token_pair = toy_pair(1, 2)
     three_token_pair = toy_pair(1, 3)
     if verifier.proposal is Proposal.WITH_REPLACEMENT:
-        small = small.model_copy(update={"budget": min(small.budget, 3)})
+        small_policy = small_policy.model_copy(update={"budget": min(small_policy.budget, 3)})
         three_token_pair = two_token_pair
     eos = (three_token_pair.target.vocab - 1,)
     twin_options = {"prompts": ((0,), (0,)), "seeds": (0, 0)}
     mixed_options = {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
     trials = [
-        Trial(three_token_pair, small, Texts(length=4, eos=eos, levels=2)),
-        Trial(two_token_pair, small, Texts(**twin_options, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
-        Trial(two_token_pair, small, Texts(**mixed_options, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
-        Trial(two_token_pair, small, Texts(**mixed_options, seeds=(0, 1), length=4, batch=2, pause=1)),
+        Trial(three_token_pair, small_policy, Texts(length=4, eos=eos, levels=2)),
+        Trial(
+            two_token_pair,
+            small_policy,
+            Texts(**twin_options, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1),
+        ),
+        Trial(
+            two_token_pair, small_policy, Texts(**mixed_options, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)
+        ),
+        Trial(two_token_pair, small_policy, Texts(**mixed_options, seeds=(0, 1), length=4, batch=2, pause=1)),
     ]
-    if small.uses_costs:
-        trials.append(Trial(two_token_pair, small, Texts(**twin_options, length=4, levels=2, costs=LOSING_DRAFTS)))
+    if small_policy.uses_costs:
+        trials.append(
+            Trial(two_token_pair, small_policy, Texts(**twin_options, length=4, levels=2, costs=LOSING_DRAFTS))
+        )
     return trials
 
 
@@ -315,30 +323,30 @@ def less_of_the_last(input_ids: Tensor, scores: Tensor) -> Tensor:
     return scores.scatter_add(1, input_ids[:, -1:], scores.new_full((len(scores), 1), -1.5))
 
 
-def serving_trials(small: TreePolicy, huge: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
-    """Texts that may be affected by an engine, reused rows, processors, truncation or long useless drafts.
+def serving_trials(small_policy: TreePolicy, huge_policy: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
+    """Texts that an engine, reused rows, processors, truncation or long fruitless drafts may affect.
 
     Args:
-        small: a policy whose trees have few outcomes.
-        huge: a policy that grows a chain of 16 nodes.
+        small_policy: a policy whose trees have few outcomes.
+        huge_policy: a policy that grows a chain of 16 nodes.
         verifier: as for `text_trials`.
     """
     two_token_pair = toy_pair(1, 2)
     three_token_pair = toy_pair(1, 3)
     certain_pair = toy_pair(3, 2)
     if verifier.proposal is Proposal.WITH_REPLACEMENT:
-        small = small.model_copy(update={"budget": min(small.budget, 3)})
+        small_policy = small_policy.model_copy(update={"budget": min(small_policy.budget, 3)})
     fruitless_pair = ToyPair(without(three_token_pair.target, 2), without(three_token_pair.draft, 0, 1))
     batched_texts = Texts(((0,), (0,), (0,)), (0, 0, 0), 2, batch=3, levels=1)
     queued_texts = Texts(((0, 1, 1), (0, 1, 0, 1)), (0, 1), 2, batch=1, levels=1)
     return [
-        Trial(two_token_pair, small, batched_texts, shortest=2),
-        Trial(two_token_pair, small, queued_texts, shortest=2),
-        Trial(three_token_pair, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
-        Trial(two_token_pair, small, Texts(length=3, levels=2, processor=less_of_the_last)),
-        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
-        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
-        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
-        Trial(fruitless_pair, small, Texts(length=6, levels=1), shortest=6),
-        trial_of_rounds(ToyPair(certain_pair.target, cut(certain_pair.draft, 1)), huge, levels=15, position=2),
+        Trial(two_token_pair, small_policy, batched_texts, shortest=2),
+        Trial(two_token_pair, small_policy, queued_texts, shortest=2),
+        Trial(three_token_pair, small_policy, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
+        Trial(two_token_pair, small_policy, Texts(length=3, levels=2, processor=less_of_the_last)),
+        Trial(three_token_pair, small_policy, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
+        Trial(three_token_pair, small_policy, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
+        Trial(three_token_pair, small_policy, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
+        Trial(fruitless_pair, small_policy, Texts(length=6, levels=1), shortest=6),
+        trial_of_rounds(ToyPair(certain_pair.target, cut(certain_pair.draft, 1)), huge_policy, levels=15, position=2),
     ]

@@ -1,9 +1,9 @@
 """Randomness that is enumerated: every draw and every decision of a random procedure, with its probability in float64.
 
 A verifier asks for randomness in two ways, and a sampled tree in one. `ScriptedRandom` answers from a script and notes
-which other answers were possible. To run a procedure once for every script gives its exact law, without a second
-implementation. A script chooses the interval that a random number lies in; the code that serves turns a number of that
-interval into a token, so that code is enumerated too.
+which other answers were possible. Running a procedure once per script gives its exact law, without a second
+implementation. A script chooses an interval for each random number. The serving code turns a number of that interval
+into a token, so it is enumerated too.
 """
 
 import itertools
@@ -22,16 +22,14 @@ from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
 MOST = 50_000
-"""The most outcomes of a random procedure that are enumerated."""
-
+"""Maximum number of outcomes of a random procedure that are enumerated."""
 ROUNDING = 1e-6
 """A sum in float32 may miss intervals narrower than this; tokens drawn from them are not compared."""
-
 Result = TypeVar("Result")
 
 
 class ScriptedRandom(Randomness):
-    """The randomness of texts, answered from a script and, after its end, by the first possible answer.
+    """The randomness of texts, answered from a script and, after its end, by the generator.
 
     As in `SeededRandomness`, every random number has an address: the seed, the position of the root, its purpose, and
     its index among the numbers for that purpose. The numbers are uniform and independent, and an answer reveals only
@@ -39,13 +37,13 @@ class ScriptedRandom(Randomness):
 
     Args:
         script: indices among the possible answers, in the order of the questions.
-        generator: draws the answers after the end of the script; None to take the first possible ones.
+        generator: draws the answers after the end of the script; None for the first possible answer each time.
     """
 
     def __init__(self, script: Sequence[int], generator: random.Random | None = None) -> None:
         self._answers = _Answers(script, generator)
         self._address = (0, 0)
-        self._asked = Counter[str]()
+        self._question_counts = Counter[str]()
 
     @property
     def weight(self) -> float:
@@ -59,13 +57,13 @@ class ScriptedRandom(Randomness):
 
     def of(self, seed: int) -> "ScriptedRandom":
         """The randomness of a text with this seed; all texts share the script."""
-        return self._part(seed, 0)
+        return self._addressed(seed, 0)
 
     def at(self, position: int) -> "ScriptedRandom":
         """The randomness of the round whose root is at `position`; all rounds share the script."""
-        return self._part(self._address[0], position)
+        return self._addressed(self._address[0], position)
 
-    def _part(self, *address: int) -> "ScriptedRandom":
+    def _addressed(self, *address: int) -> "ScriptedRandom":
         randomness = ScriptedRandom([])
         randomness._answers = self._answers
         randomness._address = address
@@ -75,17 +73,18 @@ class ScriptedRandom(Randomness):
         """Refuse, since noise is continuous and cannot be enumerated.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: in any case.
         """
         raise ConfigError(
             "Gumbel noise cannot be enumerated; 'coupled' is checked by comparing texts instead, as is a subclass of it"
         )
 
     def accept(self, probability: Tensor | float) -> bool:
-        """Decide; both answers are enumerated if both are possible."""
+        """Accept or reject; both are enumerated if both are possible."""
         if math.isnan(probability):
             raise ConfigError("the verifier accepts with probability NaN")
-        return self._answers.interval(self._next("accept"), [0.0, min(max(float(probability), 0.0), 1.0), 1.0]) == 0
+        end = min(max(float(probability), 0.0), 1.0)
+        return self._answers.choose_interval(self._next("accept"), [0.0, end, 1.0]) == 0
 
     def draw(self, distribution: Tensor) -> int:
         """Draw a token; every token of positive probability is enumerated."""
@@ -93,11 +92,11 @@ class ScriptedRandom(Randomness):
         return token_choice.checked(draw(distribution, torch.tensor(token_choice.uniform, dtype=torch.float64)))
 
     def children(
-        self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
+        self, probs: Tensor, counts: Tensor, max_children: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Draw the children of all nodes, one after the other; every way to do so is enumerated."""
-        uniforms = torch.full((len(counts), most), 0.5, dtype=torch.float64)
-        token_choices: dict[tuple[int, int], _Chosen] = {}
+        uniforms = torch.full((len(counts), max_children), 0.5, dtype=torch.float64)
+        token_choices: dict[tuple[int, int], _TokenChoice] = {}
         for node, count in enumerate(counts.tolist()):
             row = probs[node].clone()
             is_mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
@@ -116,19 +115,19 @@ class ScriptedRandom(Randomness):
 
     def _next(self, name: str) -> Hashable:
         """The address of the next number for a purpose in this round."""
-        self._asked[name] += 1
-        return *self._address, name, self._asked[name]
+        self._question_counts[name] += 1
+        return *self._address, name, self._question_counts[name]
 
-    def _choose(self, address: Hashable, distribution: Tensor) -> "_Chosen":
+    def _choose(self, address: Hashable, distribution: Tensor) -> "_TokenChoice":
         columns = distribution.nonzero().flatten().tolist()
         ends = list(itertools.accumulate(distribution[columns].tolist()))
         if not ends or not ends[-1] > 0:
             raise ConfigError("the verifier draws from a distribution without mass")
-        index = self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
-        return _Chosen(columns[index], *self._answers.known(address))
+        index = self._answers.choose_interval(address, [0.0, *(end / ends[-1] for end in ends)])
+        return _TokenChoice(columns[index], *self._answers.interval_of(address))
 
 
-class _Chosen(NamedTuple):
+class _TokenChoice(NamedTuple):
     """A token, with the interval of random numbers that give it."""
 
     token: int
@@ -137,17 +136,17 @@ class _Chosen(NamedTuple):
 
     @property
     def uniform(self) -> float:
-        """The number in the middle of the interval, in the form of `vocab_ops.draw`, which looks for 1 - uniform."""
+        """The number in the middle of the interval, as `vocab_ops.draw` takes it, which looks for 1 - uniform."""
         return 1 - (self.low + self.high) / 2
 
-    def checked(self, served: Tensor) -> int:
-        """Return the token, after a check that the code that serves drew it too.
+    def checked(self, drawn_token: Tensor) -> int:
+        """Return the token, which must be the one that the serving code drew.
 
         Raises:
-            ConfigError: If that code drew another token.
+            ConfigError: the serving code drew another token.
         """
-        if int(served) != self.token and self.high - self.low > ROUNDING:
-            raise ConfigError(f"token {int(served)} was drawn by a number that stands for token {self.token}")
+        if int(drawn_token) != self.token and self.high - self.low > ROUNDING:
+            raise ConfigError(f"token {int(drawn_token)} was drawn by a number that stands for token {self.token}")
         return self.token
 
 
@@ -159,22 +158,22 @@ class _Answers:
         self.choices: list[tuple[int, int]] = []
         self._script = script
         self._generator = generator
-        self._known: dict[Hashable, tuple[float, float]] = {}
+        self._intervals: dict[Hashable, tuple[float, float]] = {}
 
-    def known(self, address: Hashable) -> tuple[float, float]:
+    def interval_of(self, address: Hashable) -> tuple[float, float]:
         """The interval that the number at an address is known to lie in."""
-        return self._known.get(address, (0.0, 1.0))
+        return self._intervals.get(address, (0.0, 1.0))
 
-    def interval(self, address: Hashable, ends: list[float]) -> int:
-        """Answer which interval between consecutive ends, from 0 to 1, the number at an address lies in."""
-        low, high = self.known(address)
+    def choose_interval(self, address: Hashable, ends: list[float]) -> int:
+        """Choose the interval between consecutive ends, from 0 to 1, that the number at an address lies in."""
+        low, high = self.interval_of(address)
         intervals = list(itertools.pairwise(min(max(end, low), high) for end in ends))
         possible_indices = [index for index, (start, end) in enumerate(intervals) if end > start]
         weights = [intervals[index][1] - intervals[index][0] for index in possible_indices]
         answer = self._choose(weights)
         self.choices.append((answer, len(possible_indices)))
         self.weight *= weights[answer] / (high - low)
-        self._known[address] = intervals[possible_indices[answer]]
+        self._intervals[address] = intervals[possible_indices[answer]]
         return possible_indices[answer]
 
     def _choose(self, weights: list[float]) -> int:
@@ -189,12 +188,12 @@ def outcomes(
     """Every result of a random procedure with its probability.
 
     Args:
-        run: the procedure. It takes everything random from its argument, and does the same for the same answers.
+        run: the procedure; everything random in it comes from its argument.
         given: the first answers, which are fixed; only later ones are enumerated.
         what: the name of the procedure in messages.
 
     Raises:
-        ConfigError: If there are more than 50,000 outcomes.
+        ConfigError: there are more than 50,000 outcomes.
     """
     scripts: list[list[int]] = [[*given]]
     for count in itertools.count():

@@ -8,9 +8,9 @@ from drafttree.engine.generation import Chunk, Generation
 
 
 class SideBySide:
-    """Texts of one prompt, of which the one that has taken the least time always goes on.
+    """Writes texts of one prompt by turns: the next round is always that of the text with the least time so far.
 
-    So each decoder has the machine to itself while it computes, and all texts have taken about the same time at any
+    So each decoder has the machine to itself while it computes, and all texts have had about the same time at any
     moment.
 
     Args:

@@ -1,9 +1,8 @@
 """The exact law of texts: every draw and decision of the loop that serves is enumerated, for texts alone or in a batch.
 
-Texts are followed to their end, which covers rounds without drafts, tokens that end a text, the last token, and what a
-batch decides from the rounds of all its texts. Or only some rounds of one text are followed, after earlier rounds that
-were drawn once. A verifier is lossless iff the texts have the target's own law; texts that have not ended are continued
-by the target.
+Whole texts are enumerated, or only some rounds of one text, after earlier rounds that were drawn once. Whole texts
+cover rounds without drafts, tokens that end a text, the last token, and what a batch decides from all its texts. A
+verifier is lossless iff the texts have the target's own law; texts that have not ended are continued by the target.
 """
 
 import random
@@ -30,16 +29,16 @@ class Texts:
     Attributes:
         prompts: the prompt of each text.
         seeds: the seeds of the texts.
-        length: tokens of a text at most.
+        length: maximum number of tokens of a text.
         eos: token ids that end a text.
         batch: texts that an engine writes at once; None to write each alone, one after the other.
-        levels: the most levels of a tree.
+        levels: maximum number of levels of a tree.
         costs: costs of passes, for policies that weigh them.
-        pause: rounds that drafting pauses for at first, if it may pause.
-        is_head: whether the draft is taken for a head, as for `ToyDecoder`.
-        processor: a logits processor of transformers' form; None for none.
-        rounds: rounds of one text to follow, instead of `length` tokens; None to follow texts to their end.
-        earlier: rounds before these, which are drawn once; the law is conditional on what they drew.
+        pause: rounds without drafts at the beginning of a text, if drafting may pause.
+        is_head: whether the draft is treated as a head, whose test then decides whether it drafts.
+        processor: a logits processor as in transformers; None for none.
+        rounds: number of rounds of one text to enumerate, instead of texts of `length` tokens; None for whole texts.
+        earlier: number of rounds before these, which are drawn once; the law is conditional on their outcome.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -56,9 +55,9 @@ class Texts:
     earlier: int = 0
 
     def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
-        """Write the texts with a decoder that has written none before."""
+        """Write the texts with `toy`, which must be a new decoder."""
         if self.rounds is not None:
-            return [toy.rounds(self.prompts[0], self.earlier + self.rounds, options).generation()]
+            return [toy.write_rounds(self.prompts[0], self.earlier + self.rounds, options).generation()]
         request_options: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
         if self.processor:
             request_options["logits_processor"] = [self.processor]
@@ -101,7 +100,7 @@ class TextLaw:
     """The exact law of texts.
 
     Attributes:
-        texts: the probability of every combination of texts, or of tokens that the rounds committed.
+        texts: the probability of every combination of texts or, if rounds are enumerated, of their committed tokens.
         total_variation: distance from the target's law. Texts of a batch are compared together, as independent texts.
             Texts written alone are compared each by itself, since equal seeds give equal numbers; the largest distance
             counts.
@@ -121,7 +120,7 @@ class TextLaw:
     @property
     def committed(self) -> dict[Context, float]:
         """The law of the first text."""
-        return _of_text(self.texts, 0)
+        return _marginal(self.texts, 0)
 
 
 def text_law(
@@ -147,8 +146,8 @@ def text_law(
             given.
 
     Raises:
-        ConfigError: If the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are not a
-            path or a bonus that is not a token, or an argument is invalid.
+        ConfigError: an argument is invalid; the pair is refused or has more than 50,000 outcomes; or the verifier
+            accepts nodes that are not a path, or a bonus that is not a token.
     """
     options = toy_options(target, draft, policy, verifier, sampling, checked)
     new_decoder = partial(texts.decoder, target, draft, policy, verifier)
@@ -184,7 +183,7 @@ class _History(NamedTuple):
 def _drawn_history(
     texts: Texts, new_decoder: Callable[[ScriptedRandom], ToyDecoder], options: Mapping[str, float]
 ) -> _History:
-    """Draw the earlier rounds of a text, if there are any; the same texts give the same history."""
+    """Draw the earlier rounds of a text, if there are any; equal `texts` always give the same history."""
     script = ScriptedRandom([], random.Random(len(texts.prompts[0]) - 1))
     tokens: Context = ()
     if texts.earlier:
@@ -197,16 +196,16 @@ class _Tally:
     """Sums up the outcomes of texts to their law.
 
     Args:
-        earlier: rounds at the beginning of each text that are not counted.
-        earlier_tokens: tokens that these rounds committed.
+        earlier_rounds: number of rounds at the beginning of each text that are not counted.
+        earlier_tokens: number of tokens that these rounds committed.
 
     Attributes:
         probabilities: as of `TextLaw.texts`; the others as of `TextLaw`.
         outcome_count: outcomes so far.
     """
 
-    def __init__(self, earlier: int, earlier_tokens: int) -> None:
-        self._earlier = earlier
+    def __init__(self, earlier_rounds: int, earlier_tokens: int) -> None:
+        self._earlier_rounds = earlier_rounds
         self._earlier_tokens = earlier_tokens
         self.probabilities = dict[tuple[Context, ...], float]()
         self.lengths = dict[int, float]()
@@ -215,12 +214,12 @@ class _Tally:
         self.outcome_count = 0
 
     def add(self, weight: float, generations: Sequence[Generation], reach: Reach) -> None:
-        """Add an outcome of this probability."""
+        """Add an outcome with its probability."""
         text = tuple(tuple(generation.tokens[self._earlier_tokens :]) for generation in generations)
         length = 0
         mean_counts = list[float]()
         for generation in generations:
-            accepted_counts = [text_round.accepted for text_round in generation.metrics.rounds[self._earlier :]]
+            accepted_counts = [text_round.accepted for text_round in generation.metrics.rounds[self._earlier_rounds :]]
             length += sum(accepted_counts)
             mean_counts.append(sum(accepted_counts) / len(accepted_counts))
         self.probabilities[text] = self.probabilities.get(text, 0.0) + weight
@@ -251,16 +250,16 @@ def law(
         draft: the toy draft, of the same vocabulary.
         policy: how the tree grows.
         verifier: what is accepted.
-        levels: the most levels of a tree.
-        rounds: rounds to enumerate, with all their combinations.
-        earlier: rounds before them, which are drawn once; the law is conditional on what they drew and committed.
+        levels: maximum number of levels of a tree.
+        rounds: number of rounds to enumerate, with all their combinations.
+        earlier: number of rounds before them, which are drawn once; the law is conditional on their outcome.
         position: the position of the first root; the prompt up to it is drawn.
         checked: as for `text_law`.
         costs: costs of passes, for policies that weigh them.
         **sampling: as for `text_law`.
 
     Raises:
-        ConfigError: As for `text_law`.
+        ConfigError: as for `text_law`.
     """
     prompts = (drawn_prompt(target, position),)
     texts = Texts(prompts, levels=levels, costs=costs, rounds=rounds, earlier=earlier)
@@ -270,29 +269,30 @@ def law(
 def _distance(
     target: TabularModel,
     texts: Texts,
-    drawn: Context,
-    found: Mapping[tuple[Context, ...], float],
+    earlier_tokens: Context,
+    probabilities: Mapping[tuple[Context, ...], float],
     sampling: Sampling,
 ) -> float:
-    """Total variation between the law found of texts and the target's own, given the tokens drawn before."""
+    """Total variation between the enumerated law of texts and the target's own law, given `earlier_tokens`."""
     target_laws = list[dict[Context, float]]()
     distances = list[float]()
     for index, prompt in enumerate(texts.prompts):
-        cells = [*_cells(target, texts, (*prompt, *drawn), _of_text(found, index), sampling)]
+        cells = [*_cells(target, texts, (*prompt, *earlier_tokens), _marginal(probabilities, index), sampling)]
         target_laws.append({text: chance for text, _, chance in cells})
         distances.append(_total_variation({text: weight for text, weight, _ in cells}, target_laws[-1]))
-    return max(distances) if texts.batch is None else _total_variation(found, _independent(target_laws))
+    return max(distances) if texts.batch is None else _total_variation(probabilities, _independent(target_laws))
 
 
 def _cells(
-    target: TabularModel, texts: Texts, context: Context, found: Mapping[Context, float], sampling: Sampling
+    target: TabularModel, texts: Texts, context: Context, probabilities: Mapping[Context, float], sampling: Sampling
 ) -> Iterator[tuple[Context, float, float]]:
-    """Beginnings such that each text has exactly one, with their probability as found and under the target's law.
+    """Prefixes of texts, with their enumerated probability and that under the target's law.
 
-    If a text ends where others that begin with it go on, its rounds have ended: the target continues it.
+    Every text has exactly one of these prefixes. If other texts continue a text, only its rounds have ended, so the
+    target continues it.
     """
     followers: dict[Context, set[int]] = {}
-    for text in found:
+    for text in probabilities:
         for length, token in enumerate(text):
             followers.setdefault(text[:length], set()).add(token)
 
@@ -304,21 +304,23 @@ def _cells(
         for token in next_law.keys() | followers[text]:
             continuation = (*text, token)
             share = next_law.get(token, 0.0)
-            yield from below(continuation, weight * share + found.get(continuation, 0.0), chance * share)
+            yield from below(continuation, weight * share + probabilities.get(continuation, 0.0), chance * share)
 
     return below((), 0.0, 1.0)
 
 
-def _of_text(found: Mapping[tuple[Context, ...], float], place: int) -> dict[Context, float]:
-    """The law of one of the texts, given by its index."""
-    probabilities: dict[Context, float] = {}
-    for texts, weight in found.items():
-        probabilities[texts[place]] = probabilities.get(texts[place], 0.0) + weight
-    return probabilities
+def _marginal(probabilities: Mapping[tuple[Context, ...], float], index: int) -> dict[Context, float]:
+    """The law of the text at this index, from the law of all texts together."""
+    text_probabilities: dict[Context, float] = {}
+    for texts, weight in probabilities.items():
+        text = texts[index]
+        text_probabilities[text] = text_probabilities.get(text, 0.0) + weight
+    return text_probabilities
 
 
-def _total_variation(found: Mapping[Any, float], wanted: Mapping[Any, float]) -> float:
-    return sum(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys()) / 2
+def _total_variation(probabilities: Mapping[Any, float], target_probabilities: Mapping[Any, float]) -> float:
+    texts = probabilities.keys() | target_probabilities.keys()
+    return sum(abs(probabilities.get(text, 0.0) - target_probabilities.get(text, 0.0)) for text in texts) / 2
 
 
 def _independent(laws: Sequence[Mapping[Context, float]]) -> dict[tuple[Context, ...], float]:

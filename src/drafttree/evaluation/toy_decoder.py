@@ -30,12 +30,12 @@ class Reach:
     """How far texts were tried; nothing is known beyond it.
 
     Attributes:
-        rounds: the most rounds of a text.
+        rounds: maximum number of rounds of a text.
         position: the last position of a root.
-        siblings: the most children of a node.
-        levels: the most levels of a tree.
-        columns: the most columns of the target's logits.
-        texts: the most texts that were written at once.
+        siblings: maximum number of children of a node.
+        levels: maximum number of levels of a tree.
+        columns: maximum number of columns of the target's logits.
+        texts: maximum number of texts that were written at once.
     """
 
     rounds: int = 0
@@ -86,7 +86,7 @@ class _SteppedThread(EngineThread):
 
 
 class _WatchedController(Controller):
-    """A controller that heeds the test of a head after two rounds instead of some thousand."""
+    """A controller that acts on the test of a head after two rounds instead of some thousand."""
 
     def reason(self, batch: int) -> str | None:
         if self._head_watch and self._head_watch.found.rounds > 1:
@@ -95,18 +95,18 @@ class _WatchedController(Controller):
 
 
 class ToyDecoder(Decoder):
-    """Writes texts of toy models and records how far they go.
+    """Writes texts of toy models, and records how far they go.
 
     Args:
         target: the toy target.
         draft: the toy draft; its vocabulary may be smaller.
         policy: how the tree grows.
         verifier: the verifier; it may be one that is not lossless with the policy.
-        levels: the most levels of a tree.
+        levels: maximum number of levels of a tree.
         costs: costs of passes.
         eos: token ids that end a text.
         script: answers for the random numbers of all seeds; None to use the numbers themselves.
-        pause: rounds that drafting pauses for at first, if it may pause.
+        pause: rounds without drafts at the beginning of a text, if drafting may pause.
         is_head: whether the draft is taken for a head, whose test then decides whether it drafts.
 
     Attributes:
@@ -130,7 +130,7 @@ class ToyDecoder(Decoder):
         drafter = TabularDrafter(draft, levels, is_head=is_head)
         self._pause = pause
         super().__init__(TabularTarget(target), drafter, policy, eos=eos, learned=LearnedState(costs))
-        # not given to the base, which refuses pairs that are not lossless
+        # set here, since the base class refuses pairs that are not lossless
         self.verifier: type[Verifier] | None = verifier
         self.levels = levels
         self.script = script
@@ -140,12 +140,15 @@ class ToyDecoder(Decoder):
         return self.script.of(seed) if self.script else super().randomness(seed)
 
     def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:
-        make = _WatchedController if head_watch and self.drafter and self.drafter.hidden_layers else Controller
-        controller = make(prices, budget=budget, head_watch=head_watch)
-        for batch in (1, 2) if self._pause and controller.budget is None else ():
-            while not controller.rests(batch):
+        reads_hidden_states = self.drafter is not None and bool(self.drafter.hidden_layers)
+        controller_class = _WatchedController if head_watch and reads_hidden_states else Controller
+        controller = controller_class(prices, budget=budget, head_watch=head_watch)
+        if not self._pause or controller.budget is not None:
+            return controller
+        for batch in (1, 2):
+            while not controller.rests(batch):  # fruitless drafts, until drafting pauses
                 controller.learn(batch, batch, 0, [(0, (batch,))])
-            for _ in range(SHORTEST - self._pause):
+            for _ in range(SHORTEST - self._pause):  # plain rounds, until `pause` rounds of the pause are left
                 controller.learn(batch, batch, batch, [])
         return controller
 
@@ -160,7 +163,7 @@ class ToyDecoder(Decoder):
         position = len(request.tokens) - text_round.committed - 1
         self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
 
-    def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
+    def write_rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
         """Write some rounds of a text, which has room for more."""
         new_tokens = (count + 1) * (self.levels + 1)
         request = self.new_request(prompt, RequestContext(observer=self), max_new_tokens=new_tokens, **options)

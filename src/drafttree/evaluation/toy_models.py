@@ -43,7 +43,7 @@ class TabularModel:
         dtype: the dtype of the logits.
 
     Raises:
-        ConfigError: If there are no tokens, or the depth is negative.
+        ConfigError: there are no tokens, or the depth is negative.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TabularTarget:
         self._table = table
         self.vocab_size = table.vocab
         self.nbytes = 0
-        self._layout = CacheLayout.uniform(1, 1, 1)  # with one head, so that texts reuse rows of other texts
+        self._layout = CacheLayout.uniform(1, 1, 1)  # has a head, so that texts can reuse rows of other texts
         self.context: int | None = None
         self.rope_switch: int | None = None
         self.device = torch.device("cpu")
@@ -151,7 +151,7 @@ class TabularDrafter:
 
     Args:
         table: the model.
-        levels: the most levels of a tree.
+        levels: maximum number of levels of a tree.
         is_head: whether it is taken for a head, which reads hidden states of the target and whose acceptance is tested.
     """
 
@@ -168,7 +168,7 @@ class TabularDrafter:
 
 
 class TabularSession(Session):
-    """A text's session, which keeps the text so far and the contexts of the frontier."""
+    """A session of a text; it keeps the text so far and the contexts of the frontier."""
 
     def __init__(self, table: TabularModel, prompt: list[int]) -> None:
         super().__init__(None, torch.device("cpu"))

@@ -41,7 +41,7 @@ def toy_options(
     """Check the arguments of `text_law`; return the options of its requests, without the seed.
 
     Raises:
-        ConfigError: If an argument is invalid or the pair is refused.
+        ConfigError: an argument is invalid or the pair is refused.
     """
     if not isinstance(policy, TreePolicy):
         raise ConfigError(f"the policy is {policy!r}; give a TreePolicy, such as Chain(depth=2)")
@@ -101,7 +101,7 @@ def toy_tree(
     """The tree that a policy grows for a verifier with this randomness, below a root at position 0."""
     toy = _GivenRandomness(draft, draft, policy, verifier, levels)
     toy.given = randomness
-    request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
+    request = toy.write_rounds((0,), 0, {"temperature": 1.0, "seed": 0})
     (tree,) = toy.loop.trees.draft([request]).trees
     return tree
 

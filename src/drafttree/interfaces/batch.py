@@ -1,10 +1,10 @@
-"""Generate a text for every line of a file, and append a record per line, in order; an interrupted run can continue.
+"""Generates a text for every line of a file, and appends a record per line, in order. An interrupted run can continue.
 
-A line is a JSON string, which is a prompt, or an object with "prompt" (text or token ids) or "messages", optionally an
-"id", and options of `Decoder.generate`. A record has the line's number, "id" and prompt, and its text, finish reason
-and whether it is lossless, or the error. Its "input" is a digest of line and command, by which a later run recognises
-it. A line may also be a request of OpenAI's batches (see `drafttree.interfaces.batch_requests`); its record then has
-the fields of OpenAI's records too.
+A line is a prompt as a JSON string, or an object with "prompt" (text or token ids) or "messages". The object may also
+have an "id" and options of `Decoder.generate`. A record has the line's number, "id" and prompt, and the text with its
+finish reason and whether it is lossless, or the error. Its "input" is a digest of line and command, by which a later
+run recognises the line. A line may also be a request of OpenAI's batches, see `drafttree.interfaces.batch_requests`.
+Its record then also has the fields of OpenAI's records.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from drafttree.interfaces.batch_requests import RequestLines
 
 LINES_AHEAD = 4
-"""Lines per running text that are submitted ahead of the oldest unfinished one, so that a long text delays no other."""
+"""Lines submitted ahead of the oldest unfinished one, per running text, so that a long text does not delay others."""
 
 OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "unstopped", "watermarking_config"}
 """Options of `Decoder.generate` whose values JSON cannot express."""
 
 
 Records = Generator[dict[str, Any], None, None]
-"""Records of lines, made when they are asked for; the generator may be closed before its end."""
+"""Yields the records of lines, each made on demand. The generator may be closed early."""
 
 
 class Job(NamedTuple):
-    """A line to write a text for: its number, its JSON, and the digest of line and command."""
+    """A line of the input: its number, its JSON, and the digest of line and command."""
 
     line: int
     text: str
@@ -53,8 +53,8 @@ class BatchReport:
 
     Attributes:
         lines: the number of lines, without blank ones.
-        skipped: the number of lines that had a record already, failed ones included.
-        failures: number and error of each failed line, also of earlier runs.
+        skipped: the number of lines with a record from an earlier run, also of failed lines.
+        failures: line number and error of each failed line, also from earlier runs.
         tokens: the number of tokens generated in this run.
         seconds: wall-clock seconds of their generation.
     """
@@ -88,7 +88,7 @@ def read_jobs(source: Path, command: object) -> list[Job]:
         command: the options that the texts depend on; they become part of each digest.
 
     Raises:
-        InputError: the file cannot be read, is empty, or has a custom_id on two lines.
+        InputError: the file cannot be read, is empty, or has the same custom_id on two lines.
     """
     lines = enumerate(read_text(source).removeprefix("\ufeff").split("\n"), start=1)
     jobs = [Job(number, line, _digest(line, command)) for number, line in lines if line.strip()]
@@ -99,7 +99,7 @@ def read_jobs(source: Path, command: object) -> list[Job]:
 
 
 def _check_custom_ids(source: Path, jobs: Sequence[Job]) -> None:
-    """Refuse two requests with the same custom_id; other mistakes in a line become the error of its record."""
+    """Refuse two requests with the same custom_id. Other mistakes in a line are reported in its record."""
     first_lines = dict[str, int]()
     for job in jobs:
         custom_id = _custom_id(job)
@@ -149,7 +149,7 @@ def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def run_batch(
-    made: Records,
+    new_records: Records,
     jobs: Sequence[Job],
     target: Path,
     records: Sequence[Mapping[str, Any]],
@@ -158,7 +158,7 @@ def run_batch(
     """Append the records of the remaining lines to a file, each as soon as it is made.
 
     Args:
-        made: the new records, in the order of the lines, from `write_texts`; closed at the end.
+        new_records: the new records, in the order of the lines, from `write_texts`; closed at the end.
         jobs: all lines, from `read_jobs`.
         target: the file that records are appended to.
         records: the records that the file has already, from `read_records`.
@@ -171,8 +171,8 @@ def run_batch(
     for record in records:
         report.note(record)
     start_time = time.perf_counter()
-    with closing(made):
-        for record in made:
+    with closing(new_records):
+        for record in new_records:
             append_line(target, record)
             report.note(record)
             report.tokens += _tokens_of(record)
@@ -227,7 +227,7 @@ class LineWriter:
 
         Args:
             jobs: the lines, from `read_jobs`.
-            ahead: the number of lines that are submitted ahead of the line whose record is waited for.
+            ahead: the number of lines that are submitted beyond the line whose record is yielded next.
         """
         pending_records: deque[Callable[[], dict[str, Any]]] = deque()
         for job in jobs:
@@ -265,7 +265,7 @@ class LineWriter:
             options: dict[str, Any] = {**self._options, **entry}
             handle = self._engine.submit(prompt, **options)
             return partial(_record_of, head, lambda: _record(handle.result()))
-        except Exception as error:  # of any kind: other lines are unaffected
+        except Exception as error:  # of any kind, because the other lines go on
             return partial(_record_of, head, error)
 
 
@@ -273,14 +273,14 @@ def _record_of(head: dict[str, Any], text: "Callable[[], dict[str, Any]] | Excep
     """The record of a line, once its text has ended or failed.
 
     Args:
-        head: the fields of the record that are known before.
-        text: waits for the other fields; or the error of a line that could not be submitted.
+        head: the fields of the record that are known before the text.
+        text: a function that waits for the other fields, or the error of a line that could not be submitted.
     """
     try:
         if isinstance(text, Exception):
             raise text
         return head | text()
-    except Exception as error:  # as above
+    except Exception as error:  # of any kind, because the other lines go on
         type_key = "code" if "custom_id" in head else "type"
         return head | {"error": {type_key: type(error).__name__, "message": " ".join(str(error).split())}}
 
@@ -291,7 +291,7 @@ def _is_request(entry: Mapping[str, Any]) -> bool:
 
 
 def _error_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Type and message of a record's error, which a reply has in its body; None without an error."""
+    """Type and message of the error in a record, or in the body of the reply it holds; None without an error."""
     error = record.get("error") or _body_of(record).get("error")
     return error and {"type": error.get("code") or error["type"], "message": error["message"]}
 
@@ -331,17 +331,17 @@ def _prompt(entry: dict[str, Any]) -> Any:
         raise InputError(f"{field_names} in it; give one of them")
     if "messages" in entry:
         messages = entry.pop("messages")
-        if not _is_list(messages, dict):
+        if not _is_list_of(messages, dict):
             raise InputError(f"messages are a list of objects with role and content, not {_short(messages)}")
         return messages
     prompt = entry.pop("prompt")
-    if not isinstance(prompt, str) and not _is_list(prompt, int):
+    if not isinstance(prompt, str) and not _is_list_of(prompt, int):
         raise InputError(f"a prompt is text or a list of token ids, not {_short(prompt)}")
     return prompt
 
 
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(element, kind) for element in value)
+def _is_list_of(value: object, element_type: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(element, element_type) for element in value)
 
 
 def _short(value: object) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 JSON = {"Content-Type": "application/json"}
 UNBOUNDED = 1 << 40
-"""Waiting texts of the application: lines submitted ahead are never refused, whatever their `n`."""
+"""Limit of the application's waiting texts, so large that no line is refused, whatever its `n`."""
 
 
 class RequestLines:

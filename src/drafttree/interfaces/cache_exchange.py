@@ -14,10 +14,10 @@ from drafttree.models.cache.kv_cache import CacheLayout
 
 
 def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], reads_hidden: bool) -> None:
-    """Refuse a cache of the caller's that a text cannot continue from or be written to.
+    """Refuse a cache from the caller if a text cannot continue from it or be written to it.
 
     Args:
-        cache: the cache of transformers; one that transformers has made itself is not checked.
+        cache: the cache that transformers passes; if transformers has made it itself, nothing is checked.
         input_ids: `[batch, length]` the whole prompts, cached tokens included.
         padding: left padding of each prompt.
         reads_hidden: whether the drafter needs the target's hidden states of every token.
@@ -34,7 +34,7 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
         raise refusal("past_key_values with several or padded prompts", "call generate once per prompt")
     try:
         rows = cache.get_seq_length()
-    except ValueError:  # of recurrent layers alone, which `read_cache` refuses
+    except ValueError:  # a cache of recurrent layers only, which `read_cache` refuses
         rows = 0
     if rows >= input_ids.shape[1]:
         raise refusal(f"past_key_values of {rows} tokens", f"the prompt of {input_ids.shape[1]} must be longer")
@@ -65,10 +65,10 @@ def read_cache(source: Cache | None, request: Request, switch: int | None) -> No
     Args:
         source: the checked cache.
         request: a request that has read nothing yet.
-        switch: `rope_switch` of the target. Rows of a text up to it are invalid for a longer one, which is read again.
+        switch: `rope_switch` of the target. A longer text cannot use rows of a shorter one, and is read again.
 
     Raises:
-        ConfigError: the cache is another model's, lacks rows, or the target has recurrent layers.
+        ConfigError: the cache belongs to another model, lacks rows, or the target has recurrent layers.
     """
     cache = request.cache
     if _is_given(source) and not cache.has_only_rows:
@@ -92,14 +92,14 @@ def _checked_layers(source: Cache, layout: CacheLayout, rows: int) -> list[Any]:
     """
     layers = [layer for layer in _layers(source) if getattr(layer, "keys", None) is not None]
     if len(layers) != len(layout.slots):
-        raise _another(f"{len(layers)} layers with keys", str(len(layout.slots)))
+        raise _foreign_cache(f"{len(layers)} layers with keys", str(len(layout.slots)))
     for index, (layer, slots) in enumerate(zip(layers, layout.slots.values(), strict=True)):
         for name, states, slot in zip(("keys", "values"), (layer.keys, layer.values), slots, strict=True):
             batch, heads, length, width = states.shape
             expected_shape = (1, *layout.buffers[slot.buffer][:2])
             if (batch, heads, width) != expected_shape:
                 shape = "texts x heads x width ="
-                raise _another(
+                raise _foreign_cache(
                     f"{name} of layer {index} with {shape} {batch}x{heads}x{width}", "{}x{}x{}".format(*expected_shape)
                 )
             if length != rows:
@@ -107,8 +107,10 @@ def _checked_layers(source: Cache, layout: CacheLayout, rows: int) -> list[Any]:
     return layers
 
 
-def _another(found: str, own: str) -> ConfigError:
-    return refusal(f"past_key_values of another model: {found}, the model's own has {own}", "leave it out")
+def _foreign_cache(cache_layout: str, model_layout: str) -> ConfigError:
+    return refusal(
+        f"past_key_values of another model: {cache_layout}, the model's own has {model_layout}", "leave it out"
+    )
 
 
 def write_cache(request: Request, target: Cache | None, switch: int | None, config: PreTrainedConfig) -> Cache | None:

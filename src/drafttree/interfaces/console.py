@@ -15,7 +15,7 @@ from rich.text import Text
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[..., None]]:
-    """Context manager: a progress bar on standard error, advanced by calling its value with a text and an amount."""
+    """Context manager: a progress bar on standard error. Call its value with a text and a number of steps."""
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -24,14 +24,14 @@ def progress(total: int) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Context manager: say on standard error what takes time, beside a spinner on a terminal, else in a line."""
+def working(activity: str) -> Iterator[None]:
+    """Context manager: print an activity on standard error, on a terminal with a spinner."""
     console = make_console(stderr=True)
     if console.is_terminal:
-        with console.status(Text(what, style="dim")):
+        with console.status(Text(activity, style="dim")):
             yield
     else:
-        console.print(Text(what))
+        console.print(Text(activity))
         yield
 
 
@@ -42,7 +42,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, right: int = 0) -> Table:
-    """An empty table, in which the `right` columns after the first are aligned to the right, as numbers."""
+    """An empty table; the `right` columns after the first hold numbers and are aligned to the right."""
     table = Table(box=None, header_style="bold", title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
     numbers = range(1, 1 + right)
     for index, column in enumerate(columns):

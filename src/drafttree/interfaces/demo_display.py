@@ -15,7 +15,7 @@ from drafttree.interfaces.display import DRAFTED
 REFRESH = 12
 """Updates of the screen per second."""
 LINES = 14
-"""The most lines that are shown of each text; its last ones."""
+"""The number of last lines that are shown of each text."""
 
 
 def show_side_by_side(console: Console, prompt: str, race: SideBySide) -> None:
@@ -34,7 +34,7 @@ def show_side_by_side(console: Console, prompt: str, race: SideBySide) -> None:
 
 def _append(text: Text, chunk: Chunk) -> None:
     characters = zip(chunk.text, chunk.drafted_text, strict=True)
-    for is_drafted, run in groupby(characters, key=lambda pair: pair[1]):
+    for is_drafted, run in groupby(characters, key=lambda flagged_character: flagged_character[1]):
         text.append("".join(character for character, _ in run), style=DRAFTED if is_drafted else "none")
 
 

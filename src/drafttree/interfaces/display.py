@@ -24,14 +24,14 @@ WARNING = "bold red"
 PART = "INTERRUPTED: this is not all of it."
 
 
-def show_inspection(found: Inspection) -> None:
+def show_inspection(inspection: Inspection) -> None:
     """Print an inspection, one fact per line, with the problems that prevent loading."""
-    facts: dict[str, object] = {"kind": found.kind}
-    facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in found.fits.items()}
-    facts |= found.details
-    if found.dtypes:
-        facts["parameters stored"] = f"{found.parameters:,} ({found.megabytes:.1f} MB, {found.dtypes})"
-    facts["missing or wrong"] = "; ".join(found.problems) or "nothing"
+    facts: dict[str, object] = {"kind": inspection.kind}
+    facts |= {f"target's {name}" if name != "trained on" else name: value for name, value in inspection.fits.items()}
+    facts |= inspection.details
+    if inspection.dtypes:
+        facts["parameters stored"] = f"{inspection.parameters:,} ({inspection.megabytes:.1f} MB, {inspection.dtypes})"
+    facts["missing or wrong"] = "; ".join(inspection.problems) or "nothing"
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         table.add_row(Text(name, style="bold"), Text(str(value)))
@@ -44,7 +44,7 @@ def show_chunk(console: Console, chunk: Chunk) -> None:
         print(chunk.text, end="", flush=True)
         return
     characters = zip(chunk.text, chunk.drafted_text, strict=True)
-    for is_drafted, run in groupby(characters, key=lambda pair: pair[1]):
+    for is_drafted, run in groupby(characters, key=lambda flagged_character: flagged_character[1]):
         piece = Text("".join(character for character, _ in run), style=DRAFTED if is_drafted else "")
         console.print(piece, end="", soft_wrap=True)
 
@@ -58,7 +58,7 @@ def show_speed(generation: Generation) -> None:
 
 
 def show_lossy(fidelity: Fidelity) -> None:
-    """Say on standard error if texts are not lossless; print nothing if they are."""
+    """If texts are not lossless, say so on standard error."""
     if not fidelity.lossless:
         make_console(stderr=True).print(_fidelity(fidelity), soft_wrap=True)
 
@@ -109,7 +109,7 @@ def law_table(speedup: Speedup) -> Table:
 
 
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
-    """Print the number of identical texts per policy, each difference, and the two conclusions."""
+    """Print the number of identical texts per policy, each difference, and the conclusion."""
     console = make_console()
     header = (f"as {certificate.reference}", "ties", "widest tie", "law", "as plain decoding token for token")
     table = make_table("policy", *header)
@@ -125,7 +125,7 @@ def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
 
 
 def show_enumeration(result: PairSweep) -> None:
-    """Print the verdict on each pair, the findings on those that were enumerated, and why others are refused."""
+    """Print a verdict per pair, the findings on enumerated pairs, and the reasons for refused ones."""
     console = make_console()
     findings = result.findings
     verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
@@ -172,7 +172,7 @@ def _show_serving(console: Console, serving: ServingChecks) -> None:
 
 
 def _bounds(reach: Reach) -> str:
-    """How far texts were enumerated, in words."""
+    """The limits up to which texts were enumerated, in words."""
     trees = f"trees of up to {reach.siblings} siblings and {reach.levels} levels"
     texts = f"up to {reach.rounds} rounds of a text, roots up to position {reach.position}"
     return f"{texts}, {trees}, up to {reach.columns:,} columns, up to {reach.texts} texts at once, float64 and float32"
@@ -255,5 +255,5 @@ def _text_advice(certificate: Certificate) -> str:
 
 
 def _verdict(result: PairSweep, passed: str, failed: str) -> str:
-    """The conclusion of a complete result; for a partial one, that it is partial."""
+    """The conclusion; for an interrupted sweep, that the result is partial."""
     return PART if result.interrupted else passed if result.passed else failed

@@ -17,7 +17,7 @@ UNSEEN = (
 
 
 def show_live_certificate(certificate: LiveCertificate) -> None:
-    """Print the e-value of each bet and of all, what they could have detected, and the conclusion."""
+    """Print the e-value of each bet and of all together, the bias that they could have detected, and the conclusion."""
     console = make_console()
     totals = certificate.written
     evidence = certificate.written.evidence
@@ -46,7 +46,7 @@ def show_live_certificate(certificate: LiveCertificate) -> None:
 
 
 def e_value_of(logarithm: float) -> str:
-    """Format an e-value, given by its natural logarithm because it may overflow a float."""
+    """Format an e-value. It is given as its natural logarithm, because it may overflow a float."""
     exponent = logarithm / math.log(10)
     return f"{math.exp(logarithm):.3g}" if abs(exponent) < 6 else f"10^{exponent:.1f}"
 

@@ -21,8 +21,10 @@ STYLES = {
     Outcome.BONUS: f"bold {BONUS}",
 }
 GROWING = "cyan"
-TEXT_ROWS, OTHER_ROWS = 5, 4
-"""Rows of the text above the tree, and of other lines besides the tree."""
+TEXT_ROWS = 5
+"""Rows of the text above the tree."""
+OTHER_ROWS = 4
+"""Rows of the screen that show neither the text nor the tree."""
 
 
 def show_live(tracer: Tracer, pace: float) -> None:
@@ -40,53 +42,55 @@ def show_live(tracer: Tracer, pace: float) -> None:
             for picture in level_pictures:
                 live.update(_screen(text, number, traced_round, picture, console), refresh=True)
                 time.sleep(pace / 2 / len(level_pictures))
-            text.append_text(written(traced_round))
+            text.append_text(text_of(traced_round))
             live.update(_screen(text, number, traced_round, judged_picture, console), refresh=True)
             time.sleep(pace / 2)
 
 
 def _screen(text: Text, number: int, traced_round: TracedRound, picture: RenderableType, console: Console) -> Group:
-    """A screen with the end of the text, a line about the round, and its tree."""
-    head = Line(f"round {number}: {traced_round.size - 1} drafted", align="left", style="dim")
+    """A screen: the end of the text, a line about the round, and the picture of its tree."""
+    headline = Line(f"round {number}: {traced_round.size - 1} drafted", align="left", style="dim")
     last_rows = Text("\n").join(text.wrap(console, console.width)[-TEXT_ROWS:])
-    return Group(last_rows, head, picture)
+    return Group(last_rows, headline, picture)
 
 
 def frames(traced_round: TracedRound, rows: int) -> Iterator[RenderableType]:
     """Yield pictures of a round's tree: level by level, then with its verdict; at most `rows` nodes each."""
     visible_nodes = most_probable(traced_round, max(rows, 3))
-    for depth in range(1, 1 + max(traced_round.nodes[node].depth for node in visible_nodes)):
-        yield drawn(
-            traced_round, [node for node in visible_nodes if traced_round.nodes[node].depth <= depth], judged=False
-        )
-    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in traced_round.cut.items())
+    max_depth = max(traced_round.nodes[node].depth for node in visible_nodes)
+    for depth in range(1, max_depth + 1):
+        grown_nodes = [node for node in visible_nodes if traced_round.nodes[node].depth <= depth]
+        yield tree_picture(traced_round, grown_nodes, judged=False)
+    notes = [f"{len(traced_round.path) - 1} accepted"]
     hidden_count = traced_round.size - len(visible_nodes)
-    notes = [f"{len(traced_round.path) - 1} accepted", *([f"{hidden_count} more nodes"] if hidden_count else [])]
-    notes += [f"candidates cut: {cut_counts}"] if cut_counts else []
-    yield Group(drawn(traced_round, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
+    if hidden_count:
+        notes.append(f"{hidden_count} more nodes")
+    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in traced_round.cut.items())
+    if cut_counts:
+        notes.append(f"candidates dropped: {cut_counts}")
+    yield Group(tree_picture(traced_round, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
 
 
 def most_probable(traced_round: TracedRound, count: int) -> list[int]:
-    """Up to `count` nodes in breadth-first order: the accepted path, and those with the most probable paths."""
-    paths: list[float] = []
+    """The accepted path and the nodes with the most probable paths, up to `count` nodes, in breadth-first order."""
+    path = traced_round.path
+    chances: list[float] = []
     for node in traced_round.nodes[: traced_round.size]:
-        paths.append(1.0 if node.parent < 0 else paths[node.parent] * (node.draft or 0.0))
-    ranked_nodes = sorted(
-        range(traced_round.size), key=lambda node: (node not in traced_round.path, -paths[node], node)
-    )
-    return sorted(ranked_nodes[: max(count, len(traced_round.path))])
+        chances.append(1.0 if node.parent < 0 else chances[node.parent] * (node.draft or 0.0))
+    ranked_nodes = sorted(range(traced_round.size), key=lambda node: (node not in path, -chances[node], node))
+    return sorted(ranked_nodes[: max(count, len(path))])
 
 
-def drawn(traced_round: TracedRound, shown: list[int], *, judged: bool) -> Tree:
+def tree_picture(traced_round: TracedRound, visible_nodes: list[int], *, judged: bool) -> Tree:
     """A picture of some nodes of a round's tree.
 
     Args:
         traced_round: the round.
-        shown: the nodes, which include their parents.
+        visible_nodes: the nodes, which include their parents.
         judged: whether to show the verdict, with the bonus token.
     """
     branches = {0: Tree(_label(traced_round.nodes[0], judged), guide_style="dim")}
-    for node in shown[1:]:
+    for node in visible_nodes[1:]:
         traced_node = traced_round.nodes[node]
         branches[node] = branches[traced_node.parent].add(_label(traced_node, judged))
     if judged:
@@ -94,12 +98,11 @@ def drawn(traced_round: TracedRound, shown: list[int], *, judged: bool) -> Tree:
     return branches[0]
 
 
-def written(traced_round: TracedRound) -> Text:
-    """The text that a round adds, in colours."""
-    tokens = [*(traced_round.nodes[node] for node in traced_round.path[1:]), traced_round.bonus][
-        : traced_round.committed
-    ]
-    return Text.assemble(*((node.text, f"not dim {STYLES[node.outcome]}") for node in tokens))
+def text_of(traced_round: TracedRound) -> Text:
+    """The text of a round, coloured by the outcome of its tokens."""
+    accepted_nodes = [traced_round.nodes[node] for node in traced_round.path[1:]]
+    committed_nodes = [*accepted_nodes, traced_round.bonus][: traced_round.committed]
+    return Text.assemble(*((node.text, f"not dim {STYLES[node.outcome]}") for node in committed_nodes))
 
 
 def _label(node: TracedNode, judged: bool) -> Text:

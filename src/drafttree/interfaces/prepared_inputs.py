@@ -32,6 +32,7 @@ SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", 
 SERVED |= {*CACHE_NAMES, "input_ids", "inputs"}
 """Options that `custom_generate` supports although `Decoder.generate` refuses them."""
 INPUTS = {"attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep", "cache_position"}
+"""Inputs of the model that are accepted besides the prompt."""
 WARPERS: dict[type, tuple[str, str] | None] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
     TopHLogitsWarper: ("top_h", "top_h"),
@@ -47,7 +48,7 @@ WARPERS: dict[type, tuple[str, str] | None] = {
 
 
 def check_config(config: GenerationConfig) -> None:
-    """Refuse options of the generation config that drafttree would ignore."""
+    """Refuse options of the generation config that drafttree does not support."""
     for name, refused_field in REFUSED.items():
         value = getattr(config, name, None)
         if name not in SERVED and not refused_field.accepts(value):
@@ -65,13 +66,13 @@ def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
 
 
 def check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:
-    """Refuse a streamer and stopping criteria that do not work for several prompts, which run one after another."""
+    """For several prompts, which run one after another, refuse a streamer, and custom criteria without EOS tokens."""
     if size == 1:
         return
     if streamer is not None:
         raise refusal("a streamer with several prompts", "call generate once per prompt")
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    if not ends and not all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria):
+    has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+    if not has_eos and not all(isinstance(criterion, MaxLengthCriteria | MaxTimeCriteria) for criterion in criteria):
         raise refusal("stopping criteria for several prompts without eos_token_id", "call generate once per prompt")
 
 
@@ -82,20 +83,20 @@ def eos_ids(config: GenerationConfig) -> list[int]:
 
 
 def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[list[LogitsProcessor], dict[str, Any]]:
-    """Split off the warpers at the end: return the processors before them, and sampling options equal to them.
+    """Split off the warpers at the end: return the other processors, and sampling options that replace the warpers.
 
     The options are those of `Decoder.new_request`; without `do_sample` there are none. A warper stays a processor if it
-    is out of transformers' order, or does not exclude tokens altogether; its scores are the same, but it runs once per
-    level of a draft tree.
+    is not in transformers' order, or does not set excluded tokens to -inf. Then the scores are the same, but the warper
+    runs once per level of a draft tree.
     """
     logits_processors = list(processors)
     if not do_sample:
         return logits_processors, {}
     options: dict[str, Any] = {"temperature": 1.0}
     warper_index = len(WARPERS)
-    while logits_processors and _place(logits_processors[-1]) < warper_index:
+    while logits_processors and _warper_index(logits_processors[-1]) < warper_index:
         warper = logits_processors.pop()
-        warper_index = _place(warper)
+        warper_index = _warper_index(warper)
         if names := WARPERS[type(warper)]:
             option, attribute = names
             value = getattr(warper, attribute)
@@ -103,30 +104,30 @@ def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[
     return logits_processors, options
 
 
-def _place(processor: LogitsProcessor) -> int:
-    """The index of a processor in the table of warpers; the largest integer for one that is not in it."""
-    is_plain_warper = type(processor) in WARPERS and _plain(processor)
+def _warper_index(processor: LogitsProcessor) -> int:
+    """The index of a processor in `WARPERS`; the largest integer for other processors."""
+    is_plain_warper = type(processor) in WARPERS and _is_plain_warper(processor)
     return list(WARPERS).index(type(processor)) if is_plain_warper else sys.maxsize
 
 
-def _plain(warper: LogitsProcessor) -> bool:
-    """Whether a warper sets excluded tokens to -inf and may leave a single token."""
+def _is_plain_warper(warper: LogitsProcessor) -> bool:
+    """Whether a warper sets excluded tokens to -inf, and may exclude all tokens but one."""
     return getattr(warper, "filter_value", -math.inf) == -math.inf and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
 def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
     """The number of padding tokens on the left of each prompt.
 
-    If every entry of a mask is 1, transformers passes the position_ids that it made from it, and no mask.
+    If every entry of the mask is 1, transformers passes no mask, only the position_ids made from it.
 
     Args:
         input_ids: `[batch, length]` token ids.
         mask: `[batch, length]` attention mask; None for all ones.
-        positions: position ids, see `_agree`; None for the default ones.
+        positions: position ids, see `_positions_agree`; None for the default.
 
     Raises:
-        ConfigError: the mask or the positions have another shape, the mask has padding other than on the left, or the
-            positions are not those of the mask.
+        ConfigError: the shape of the mask or the positions does not fit, the mask has padding that is not on the left,
+            or the positions do not follow from the mask.
     """
     tokens = input_ids.shape[1]
     if mask is not None and mask.shape != input_ids.shape:
@@ -144,14 +145,14 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
         raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
     expected_positions = mask.cumsum(-1) - 1
-    if positions is not None and not _agree(positions, expected_positions, mask == 1):
+    if positions is not None and not _positions_agree(positions, expected_positions, mask == 1):
         raise refusal("position_ids of your own")
     return (mask == 0).sum(1).tolist()
 
 
-def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
-    """Whether position ids, in one row for all prompts or one for each, are as expected except at padding.
+def _positions_agree(positions: Tensor, expected_positions: Tensor, token_mask: Tensor) -> bool:
+    """Whether position ids are as expected, except at padding. They have one row for all prompts, or a row for each.
 
     Multimodal models have positions in several dimensions, `[dimensions, batch, tokens]`, which are equal for text.
     """
-    return positions.ndim in (2, 3) and bool(((positions == expected) | ~real).all())
+    return positions.ndim in (2, 3) and bool(((positions == expected_positions) | ~token_mask).all())

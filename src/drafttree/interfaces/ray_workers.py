@@ -1,7 +1,7 @@
-"""Texts written by the processes of a Ray cluster, each with its own engine.
+"""Writes texts in the processes of a Ray cluster, each with its own engine.
 
-Ray Data distributes the lines in blocks and returns the records in order. If a process dies, Ray starts another and
-its blocks are written again; texts depend only on prompt and seed, so they stay the same.
+Ray Data distributes the lines in blocks and returns the records in order. If a process dies, Ray starts another one,
+which writes the same blocks again. Texts depend only on prompt and seed, so they stay the same.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 REFUSAL = "refusal"
-"""Key of a record with the class and message of an error that concerns no single line."""
+"""Key of a record with the class and message of an error that is not about a single line."""
 
 
 class Worker:
@@ -53,7 +53,7 @@ class Worker:
         jobs = [Job(int(line), str(text), str(digest)) for line, text, digest in zip(*columns, strict=True)]
         try:
             writer = self._writer
-        except DraftTreeError as error:  # Ray would wrap it, and add to its message
+        except DraftTreeError as error:  # Ray would wrap it and change its message
             return {"record": [json.dumps({REFUSAL: [type(error).__name__, str(error)]})]}
         return {"record": [json.dumps(record) for record in writer.records(jobs, len(jobs))]}
 
@@ -170,7 +170,7 @@ def _connect(ray: Any) -> None:
         raise ConfigError(
             f"no Ray cluster at RAY_ADDRESS={address!r} ({error}); start it, or unset RAY_ADDRESS"
         ) from None
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are raised as well
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it also raises
 
 
 def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: WorkerShare) -> Any:
@@ -185,7 +185,7 @@ def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: W
     settings = ray.data.DataContext.get_current()
     settings.execution_options.preserve_order = True
     settings.enable_progress_bars = False
-    settings.execution_no_progress_timeout_s = -1  # long texts are no reason to give up
+    settings.execution_no_progress_timeout_s = -1  # do not give up on long texts
     blocks = math.ceil(len(jobs) / block_size(len(jobs), share.workers, arguments[2]))
     lines = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=blocks)
     return lines.map_batches(

@@ -1,4 +1,4 @@
-"""`output_logits` and `output_scores` of transformers' `generate`: the logits that each token was chosen from."""
+"""Records `output_logits` and `output_scores` of transformers' `generate`: the logits that tokens are chosen from."""
 
 from collections.abc import Sequence
 

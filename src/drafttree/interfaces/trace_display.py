@@ -10,11 +10,11 @@ from drafttree.interfaces.console import make_console, make_table
 
 ACCEPTED, BONUS, REJECTED = "green", "yellow", "red"
 DEPTHS, RANKS = 12, 5
-"""The most depths and ranks of the table of acceptance in the terminal."""
+"""The most depths and ranks in the table of acceptance."""
 
 
 def show_trace(trace: Trace, output: Path | None) -> None:
-    """Print the text, its figures, acceptance by depth and rank, cuts and time; without `output`, how to get a page."""
+    """Print the text, figures, acceptance by depth and rank, cuts and times; without `output`, how to get a page."""
     console = make_console()
     console.print(coloured(trace), soft_wrap=True)
     for line in _figures(trace):
@@ -31,8 +31,8 @@ def coloured(trace: Trace) -> Text:
     """The prompt and the text, with accepted tokens in green and bonus tokens in yellow."""
     text = Text(trace.prompt, style="dim")
     begin = 0
-    for turn in trace.rounds:
-        middle, end = begin + turn.accepted, begin + turn.committed
+    for traced_round in trace.rounds:
+        middle, end = begin + traced_round.accepted, begin + traced_round.committed
         text.append("".join(trace.pieces[begin:middle]), style=f"not dim {ACCEPTED}")
         text.append("".join(trace.pieces[middle:end]), style=f"not dim {BONUS}")
         begin = end
@@ -42,12 +42,12 @@ def coloured(trace: Trace) -> Text:
 def _figures(trace: Trace) -> list[str]:
     figures = trace.metrics
     rounds = len(trace.rounds)
-    drafted = sum(turn.size - 1 for turn in trace.rounds)
-    accepted = sum(turn.accepted for turn in trace.rounds)
+    drafted = sum(traced_round.size - 1 for traced_round in trace.rounds)
+    accepted = sum(traced_round.accepted for traced_round in trace.rounds)
     line = f"{figures['tokens']} tokens in {rounds} rounds, {figures['mean_accepted_tokens']:.2f} per target pass; "
     line += f"{accepted} of {drafted} drafted tokens accepted ({trace.finish_reason})"
     cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in trace.cut.items())
-    return [line, *([f"candidates cut: {cut_counts}"] if cut_counts else [])]
+    return [line, *([f"candidates dropped: {cut_counts}"] if cut_counts else [])]
 
 
 def _acceptance(cells: list[AcceptanceCell]) -> Table:

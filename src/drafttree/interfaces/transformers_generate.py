@@ -5,8 +5,8 @@
 
 transformers prepares everything as usual: generation config, stopping criteria, prompt, attention mask. drafttree
 honours each of them, or refuses it by name. But before transformers calls a custom function, it drops the `tokenizer`,
-without which stop strings fail, and the `streamer`, which then sees only the prompt. The first call of
-`drafttree.hf.generate` therefore wraps the method of `GenerationMixin` that drops them; other generation is unaffected.
+which stop strings need, and the `streamer`, which then gets only the prompt. So the first call of
+`drafttree.hf.generate` wraps the method of `GenerationMixin` that drops them. Other generation is unaffected.
 """
 
 import functools
@@ -77,7 +77,7 @@ from drafttree.models.module.module_inputs import CACHE_NAMES
 
 __all__ = ["TreeGenerate", "generate"]
 
-Where = tuple[torch.dtype, torch.device]
+Placement = tuple[torch.dtype, torch.device]
 """Dtype and device of a model."""
 
 
@@ -101,12 +101,12 @@ def generate(
     Raises:
         ConfigError: the policy, one of its parameters, the verifier or the kind of drafter does not exist.
     """
-    _bind()
+    _keep_dropped_arguments()
     return TreeGenerate(drafter, policy, verifier, grammar)
 
 
 CACHE_FIELD = next(name for name in CACHE_NAMES if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
-"""The field of transformers' output that holds the KV cache."""
+"""The name of the KV cache in transformers' output."""
 
 
 class TreeGenerate:
@@ -135,10 +135,10 @@ class TreeGenerate:
         self._verifier = find_verifier(verifier)
         self._policy = None if policy is None else make_policy(policy)
         self._grammar = grammar
-        self._loaded: dict[Where, Drafter] = {}
-        self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Where, Drafter]] = WeakKeyDictionary()
-        self._learned: WeakKeyDictionary[PreTrainedModel, tuple[Where, LearnedState]] = WeakKeyDictionary()
-        self._checked: WeakSet[PreTrainedModel] = WeakSet()
+        self._loaded: dict[Placement, Drafter] = {}
+        self._heads: WeakKeyDictionary[PreTrainedModel, tuple[Placement, Drafter]] = WeakKeyDictionary()
+        self._learned: WeakKeyDictionary[PreTrainedModel, tuple[Placement, LearnedState]] = WeakKeyDictionary()
+        self._checked_tokenizers: WeakSet[PreTrainedModel] = WeakSet()
 
     def __call__(
         self,
@@ -165,14 +165,12 @@ class TreeGenerate:
         rows = []
         recorders = []
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
-            check_cache(
-                prompts.cache, input_ids, prompts.padding, bool(decoder.drafter and decoder.drafter.hidden_layers)
-            )
-            for ids, pad, options in zip(input_ids, prompts.padding, prompts.options, strict=True):
+            check_cache(prompts.cache, input_ids, prompts.padding, _reads_hidden(decoder.drafter))
+            for ids, padding_size, options in zip(input_ids, prompts.padding, prompts.options, strict=True):
                 request = decoder.new_request(
-                    ids[pad:].tolist(),
+                    ids[padding_size:].tolist(),
                     RequestContext(
-                        padding=ids[:pad].tolist(),
+                        padding=ids[:padding_size].tolist(),
                         stopping_criteria=stopping_criteria,
                         make_recorder=partial(score_rows, generation_config),
                     ),
@@ -181,7 +179,7 @@ class TreeGenerate:
                 )
                 read_cache(prompts.cache, request, decoder.target.rope_switch)
                 _run(decoder, request, streamer)
-                rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
+                rows.append(torch.cat((ids[:padding_size], ids.new_tensor(request.tokens))))
                 recorders.append(request.text.recorder)
                 self.metrics.append(request.metrics)
                 filled_cache = write_cache(request, filled_cache, decoder.target.rope_switch, model.config)
@@ -197,15 +195,15 @@ class TreeGenerate:
         if self._grammar and tokenizer is None:
             tokenizer = tokenizer_beside(model)
         with ExitStack() as undo:
-            target = undo.enter_context(_lent(model))
+            target = undo.enter_context(_target_in_place(model))
             drafter = self._drafter(self._drafter_spec, LoadedTarget(target, tokenizer), model, undo)
-            speller = tokenizer if self._grammar else None
-            learned_state = self._learned_of(model)
+            grammar_tokenizer = tokenizer if self._grammar else None
+            learned_state = self._learned_state(model)
             policy = self._policy or default_policy(self._verifier, drafter)
-            yield Decoder(target, drafter, policy, self._verifier, speller, eos, learned=learned_state)
+            yield Decoder(target, drafter, policy, self._verifier, grammar_tokenizer, eos, learned=learned_state)
 
-    def _learned_of(self, model: PreTrainedModel) -> LearnedState:
-        """What earlier calls learned about a model; nothing if its dtype or device has changed since."""
+    def _learned_state(self, model: PreTrainedModel) -> LearnedState:
+        """What earlier calls learned about a model; empty if its dtype or device has changed since."""
         placement = model.dtype, input_device(model)
         if model not in self._learned or self._learned[model][0] != placement:
             self._learned[model] = placement, LearnedState()
@@ -220,7 +218,7 @@ class TreeGenerate:
             spec: what the source of the drafter stands for.
             target: the target.
             model: the target's module.
-            undo: lets go of a loaded model that drafts.
+            undo: restores a loaded drafter model when the call ends.
 
         Raises:
             ConfigError: a loaded drafter is on another device than the model.
@@ -233,19 +231,19 @@ class TreeGenerate:
                 assert model_drafter
                 return spec.around(model_drafter, target.model)
             case GivenModel(model=origin):
-                drafter = self._lend(origin, model, undo)
+                drafter = self._drafter_in_place(origin, model, undo)
             case FilesDrafter(files=origin):
                 drafter = self._load(origin, model)
             case OwnLayers(source=name):
                 raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name")
             case _:
                 return spec.build(target)
-        if model not in self._checked and isinstance(drafter, LanguageModelDrafter):
+        if model not in self._checked_tokenizers and isinstance(drafter, LanguageModelDrafter):
             check_tokenizers(target.tokenizer or tokenizer_beside(model), tokenizer_beside(origin))
-            self._checked.add(model)
+            self._checked_tokenizers.add(model)
         return drafter
 
-    def _lend(self, source: PreTrainedModel, model: PreTrainedModel, undo: ExitStack) -> Drafter:
+    def _drafter_in_place(self, source: PreTrainedModel, model: PreTrainedModel, undo: ExitStack) -> Drafter:
         """The drafter of a loaded model, which is used in place until `undo`.
 
         Raises:
@@ -255,10 +253,10 @@ class TreeGenerate:
         model_device = input_device(model)
         if drafter_device != model_device:
             raise ConfigError(f"the drafter is on {drafter_device}, the model on {model_device}; move one of them")
-        _keep_mode(source, undo)
+        _restore_training_mode(source, undo)
         if paired_drafter := made_for(source, model):
             return paired_drafter
-        return LanguageModelDrafter(undo.enter_context(_lent(source)))
+        return LanguageModelDrafter(undo.enter_context(_target_in_place(source)))
 
     def _load(self, files: ModelFiles, model: PreTrainedModel) -> Drafter:
         """The drafter of a folder or hub name, loaded at its first use with the model's dtype and device.
@@ -276,14 +274,18 @@ class TreeGenerate:
         return self._loaded[placement]
 
 
+def _reads_hidden(drafter: Drafter | None) -> bool:
+    return drafter is not None and bool(drafter.hidden_layers)
+
+
 class _Prompts(NamedTuple):
-    """What transformers has prepared for the prompts of a call, checked.
+    """The checked arguments of a call.
 
     Attributes:
         padding: per prompt, the number of padding tokens on its left.
         options: per prompt, options of `Decoder.new_request`.
         cache: the KV cache that transformers passes; None for none.
-        filled_cache: the cache that is to get the rows of the text; None if none is wanted.
+        filled_cache: the cache to write the rows of the text to; None for none.
     """
 
     padding: list[int]
@@ -338,14 +340,14 @@ def _options(
 
 
 @functools.cache
-def _bind() -> None:
+def _keep_dropped_arguments() -> None:
     """Have transformers pass its tokenizer and streamer on to a `TreeGenerate`."""
     extract = getattr(GenerationMixin, "_extract_generation_mode_kwargs", None)
     if extract is None:
         raise ConfigError("drafttree.hf does not know this version of transformers; install one it was tested with")
 
     @functools.wraps(extract)
-    def bound(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
+    def extract_and_keep(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
         if not isinstance(custom_generate, TreeGenerate):
             return extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         assistant_fields = {
@@ -359,17 +361,17 @@ def _bind() -> None:
         mode_kwargs = extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
         return mode_kwargs | {name: value for name, value in passed_kwargs.items() if value is not None}
 
-    GenerationMixin._extract_generation_mode_kwargs = bound
+    GenerationMixin._extract_generation_mode_kwargs = extract_and_keep
 
 
 @contextmanager
-def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
+def _target_in_place(module: PreTrainedModel) -> Iterator[TargetModel]:
     """Context manager: a model as `TargetModel`, in evaluation mode; on exit, it is as it was.
 
     Raises:
-        ModelError: an adapter around it is not in its layers, or it cannot verify a tree.
+        ModelError: the model has an adapter outside its layers, or it cannot verify a tree.
     """
-    prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
+    prepare = vars(module).get("prepare_inputs_for_generation")  # peft replaces this method while its own generate runs
     unwrap(getattr(prepare, "__self__", module))
     with ExitStack() as undo:
         model = TargetModel(module, verify_once)
@@ -377,10 +379,15 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
         yield model
 
 
-def _keep_mode(module: PreTrainedModel, undo: ExitStack) -> None:
-    """Have `undo` put the submodules that are in training mode now back into it."""
+def _restore_training_mode(module: PreTrainedModel, undo: ExitStack) -> None:
+    """Let `undo` restore the training mode of the submodules that have it now."""
     training_modules = [submodule for submodule in module.modules() if submodule.training]
-    undo.callback(lambda: [setattr(submodule, "training", True) for submodule in training_modules])
+
+    def restore() -> None:
+        for submodule in training_modules:
+            submodule.training = True
+
+    undo.callback(restore)
 
 
 def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
@@ -388,19 +395,20 @@ def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> N
     while not request.text.finish_reason:
         token_count = len(request.tokens)
         decoder.step(request)
-        for token in request.tokens[token_count:] if streamer is not None else ():
-            streamer.put(torch.tensor([token]))  # pyright: ignore[reportOptionalMemberAccess]
+        if streamer is not None:
+            for token in request.tokens[token_count:]:
+                streamer.put(torch.tensor([token]))
 
 
 def _output(
     rows: list[Tensor], recorders: list[ScoreRows | None], cache: Cache | None, config: GenerationConfig
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """What transformers returns: token ids `[batch, length]`, or its output class where the config asks for it.
+    """The value that transformers returns: token ids `[batch, length]`, or its output class if the config asks for it.
 
     Args:
         rows: per prompt, its token ids and those of its text.
-        recorders: per prompt, the scores and logits of its text, None where none are wanted.
-        cache: the filled KV cache, None if none is wanted.
+        recorders: per prompt, the recorder of its scores and logits; None for none.
+        cache: the filled KV cache; None for none.
         config: the generation config.
     """
     sequences = _stack(rows, config)
@@ -412,5 +420,6 @@ def _output(
 
 def _stack(rows: list[Tensor], config: GenerationConfig) -> Tensor:
     """Rows of different lengths as one tensor `[batch, length]`, shorter ones padded on the right."""
-    pad = getattr(config, "_pad_token_tensor", None)
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else int(pad))
+    pad_tensor = getattr(config, "_pad_token_tensor", None)
+    pad_token = 0 if pad_tensor is None else int(pad_tensor)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token)

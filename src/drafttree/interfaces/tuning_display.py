@@ -9,9 +9,9 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree.interfaces.display import law_table
 
 SHOWN = 8
-"""The most ways in the table of the race."""
+"""The most rows in the table of the race."""
 NONE = "-"
-"""Stands for a ratio that the measured times do not give."""
+"""Shown instead of a ratio if the measured times give none."""
 
 
 def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, out: Path | None) -> None:
@@ -21,7 +21,7 @@ def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, 
         tuning: the finished tuning.
         lines: lines of Python that use the recommendation.
         command: options of a command that use it; "" for none.
-        minutes: the minutes that the tuning had.
+        minutes: the time limit of the tuning.
         out: the folder of finished runs; None for none.
     """
     console = make_console()
@@ -58,11 +58,11 @@ def _race(tuning: Tuning):
 def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
     notes = [f"left out: {name}: {reason}" for name, reason in tuning.left_out.items()]
     if any(way.ratio is None for way in tuning.ways[:SHOWN]):
-        notes.append(f"{NONE}: nothing was drafted, or other work disturbed the times")
+        notes.append(f"{NONE}: nothing was drafted, or other programs disturbed the times")
     if tuning.too_short:
         notes.append(f"{tuning.too_short} prompts are too short to tune on and were left out")
     if tuning.confirmed and not tuning.apart:
-        notes.append("there are too few prompts to confirm on others than those the choice was made on")
+        notes.append("there are too few prompts for a separate set to confirm the choice")
     if tuning.missing:
         notes.append(f"{_ended(tuning, minutes)} all of it was measured: {'; '.join(tuning.missing)} ({_onward(out)})")
     return notes

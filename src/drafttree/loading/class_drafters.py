@@ -21,7 +21,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.drafters import LOOKUPS, Drafter
 from drafttree.loading import zoo
-from drafttree.loading.drafter_methods import DRAFTER_CLASSES, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, missing_members
 from drafttree.loading.drafter_spec import DrafterSpec, named
 from drafttree.loading.gguf.reader import SUFFIX
 from drafttree.loading.specs import split_spec
@@ -95,7 +95,7 @@ class ClassDrafter(DrafterSpec):
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(f"drafter {class_name} cannot be made ({reason})") from error
-        drafter = check_parts(instance)
+        drafter = check_members(instance)
         return named(drafter, self.name) if self.name else drafter
 
 
@@ -104,15 +104,15 @@ def is_lookup(source: str) -> bool:
     return source.partition(":")[0] in LOOKUPS
 
 
-def check_parts(drafter: Any) -> Drafter:
+def check_members(drafter: Any) -> Drafter:
     """The drafter, if it has every member of the protocol.
 
     Raises:
         ConfigError: a member is missing; the message names it.
     """
-    if missing_members := missing_parts(drafter):
+    if missing_names := missing_members(drafter):
         raise ConfigError(
-            f"the drafter is of type {type(drafter).__name__} and lacks {', '.join(missing_members)}; give a name, a "
+            f"the drafter is of type {type(drafter).__name__} and lacks {', '.join(missing_names)}; give a name, a "
             "folder, a loaded model or an object of the protocol drafttree.drafters.Drafter"
         )
     return drafter

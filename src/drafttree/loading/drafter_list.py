@@ -69,10 +69,10 @@ def _installed() -> dict[str, ListedDrafter]:
     from drafttree.drafters.formats import HeadFormat
     from drafttree.loading.drafter_methods import installed_drafters
 
-    def describe(name: str, found: Any) -> ListedDrafter:
-        if isinstance(found, HeadFormat):
-            return ListedDrafter("installed", FOLDER, f"{found.title} heads, in the format {found.kind!r}.")
-        description = " ".join((found.__doc__ or "").split("\n\n")[0].split())
-        return ListedDrafter("installed", name, f"{description or 'A drafter.'} From {found.__module__}.")
+    def describe(name: str, entry: Any) -> ListedDrafter:
+        if isinstance(entry, HeadFormat):
+            return ListedDrafter("installed", FOLDER, f"{entry.title} heads, in the format {entry.kind!r}.")
+        description = " ".join((entry.__doc__ or "").split("\n\n")[0].split())
+        return ListedDrafter("installed", name, f"{description or 'A drafter.'} From {entry.__module__}.")
 
     return {name: describe(name, entry) for name, entry in installed_drafters().items()}

@@ -13,14 +13,14 @@ from drafttree.drafters.formats import FORMATS, HeadFormat, UnsupportedDrafter, 
 from drafttree.loading import zoo
 from drafttree.loading.methods import Methods
 
-DRAFTER_PARTS = (*Drafter.__annotations__, "start")
+DRAFTER_MEMBERS = (*Drafter.__annotations__, "start")
 
 
 def head_formats() -> dict[str, HeadFormat]:
     """The formats of trained heads by kind: drafttree's and those of entry points.
 
-    Every folder is checked against them, so entry points that cannot be used are skipped without a word; `kind_of` logs
-    them.
+    Entry points that cannot be used are skipped without a message, since every folder is checked against the formats;
+    `kind_of` logs them.
     """
     entries, _ = DRAFTER_CLASSES.sort_points(_check_kind)
     return FORMATS | {
@@ -31,7 +31,7 @@ def head_formats() -> dict[str, HeadFormat]:
 def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
     """The kind of drafter in a folder, which `recognise` finds by the formats of `head_formats`.
 
-    If no format fits, the entry points that cannot be used are logged: one of them may have been meant.
+    If no format fits, entry points that cannot be used are logged, since the folder may be of their format.
 
     Args:
         folder: the folder.
@@ -51,28 +51,38 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 def installed_drafters() -> dict[str, Any]:
     """The drafter classes and head formats of entry points, by name; unusable ones are logged once and skipped."""
-    return DRAFTER_CLASSES.installed(
-        lambda found, name: (_check_kind if isinstance(found, HeadFormat) else DRAFTER_CLASSES.check)(found, name)
-    )
+
+    def check(candidate: Any, name: str) -> Any:
+        if isinstance(candidate, HeadFormat):
+            return _check_kind(candidate, name)
+        return DRAFTER_CLASSES.check(candidate, name)
+
+    return DRAFTER_CLASSES.installed(check)
 
 
-def missing_parts(drafter: object) -> list[str]:
-    """The parts of the `Drafter` protocol that an object lacks."""
-    return [attribute for attribute in DRAFTER_PARTS if not hasattr(drafter, attribute)]
+def missing_members(drafter: object) -> list[str]:
+    """The members of the `Drafter` protocol that an object lacks."""
+    return [attribute for attribute in DRAFTER_MEMBERS if not hasattr(drafter, attribute)]
 
 
-def _check_kind(found: Any, name: str) -> Any:
-    if isinstance(found, HeadFormat) and found.kind in FORMATS:
-        raise ConfigError(f"head format {found.kind!r} is drafttree's own; give the format {name!r} another kind")
-    return found
+def _check_kind(candidate: Any, name: str) -> Any:
+    """Return the object of an entry point, unless it is a head format of a kind that drafttree has.
+
+    Raises:
+        ConfigError: drafttree has a head format of this kind.
+    """
+    if isinstance(candidate, HeadFormat) and candidate.kind in FORMATS:
+        raise ConfigError(f"head format {candidate.kind!r} is drafttree's own; give the format {name!r} another kind")
+    return candidate
 
 
-def _drafter_lack(found: object) -> str:
-    if isinstance(found, HeadFormat):
+def _drafter_lack(candidate: object) -> str:
+    """What an object lacks to be a drafter class; empty if it is one."""
+    if isinstance(candidate, HeadFormat):
         return "it is a format of files; give a folder that holds such a head"
-    if not isinstance(found, type):
-        return f"it is of type {type(found).__name__}, not a class"
-    return "" if hasattr(found, "start") else "it lacks the method start of drafttree.drafters.Drafter"
+    if not isinstance(candidate, type):
+        return f"it is of type {type(candidate).__name__}, not a class"
+    return "" if hasattr(candidate, "start") else "it lacks the method start of drafttree.drafters.Drafter"
 
 
 DRAFTER_CLASSES: Methods[Drafter] = Methods(

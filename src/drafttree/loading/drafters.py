@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from drafttree.core.errors import DraftTreeError, ModelError
 from drafttree.drafters import LOOKUPS, Drafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.formats import PUBLISHED, download, mtp
-from drafttree.loading.class_drafters import ClassDrafter, check_parts, is_lookup
+from drafttree.loading.class_drafters import ClassDrafter, check_members, is_lookup
 from drafttree.loading.drafter_spec import DrafterSpec, named
 from drafttree.loading.folders import local_folder
 from drafttree.loading.model_drafters import MTP, FilesDrafter, GivenModel, OwnLayers
@@ -32,7 +32,7 @@ OWN_LAYERS = f"{MIXED}{MTP}"
 """What "auto" chooses if the checkpoint has such layers."""
 NO_DRAFTER = "none"
 PartSpec = ClassDrafter | OwnLayers | FilesDrafter
-"""What can draft beside lookup in a mixed drafter."""
+"""What can draft in a mixed drafter where lookup does not."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def parse_drafter(source: Any) -> DrafterSpec:
     drafter = unwrap(source)
     if isinstance(drafter, PreTrainedModel):
         return GivenModel(type(drafter).__name__, drafter)
-    return GivenDrafter(type(drafter).__name__, check_parts(drafter))
+    return GivenDrafter(type(drafter).__name__, check_members(drafter))
 
 
 def _parse_name(name: str) -> DrafterSpec:
@@ -147,7 +147,7 @@ def _parse_name(name: str) -> DrafterSpec:
 
 
 def _parse_model(name: str) -> PartSpec:
-    """A class, the target's own layers, or files; names that stand for no drafter of their own count as files."""
+    """A class, the target's own layers, or files; any other name counts as that of files."""
     class_drafter = ClassDrafter.named(name)
     return class_drafter or (OwnLayers() if name == MTP else FilesDrafter(name))
 
@@ -212,5 +212,5 @@ def _has_mtp_layers(target: TargetSpec) -> bool:
         return False
     try:
         return mtp.is_tried(target.config) and bool(mtp.own_names(folder, target.config))
-    except (DraftTreeError, OSError, ValueError):  # loading reports what is wrong
+    except (DraftTreeError, OSError, ValueError):  # loading reports the problem
         return False

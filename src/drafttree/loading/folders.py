@@ -102,7 +102,7 @@ def resolve(source: str | Path) -> str:
     return location if os.path.isdir(location) or hub_answers() else _cached(location)
 
 
-def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
+def _name_or_folder(source: str | Path, known_names: Iterable[str], noun: str) -> str:
     name = str(source)
     if not name or source == Path():
         raise ModelError("the name of a model is empty; give an embedded name, a folder or a hub name")
@@ -111,14 +111,14 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
     if os.path.isdir(name):
         return name
     if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
-        advice = "" if known is DRAFTERS else f", and {name!r} as drafter"
+        advice = "" if known_names is DRAFTERS else f", and {name!r} as drafter"
         raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{advice}")
     if os.path.isfile(name):
         raise ModelError(f"{name!r} is a file; give its folder, with its config.json, or a GGUF file")
     if not re.fullmatch(HUB_NAME, name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
-    if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
-        raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")
+    if difflib.get_close_matches(name, known_names, n=1, cutoff=0.7):
+        raise ModelError(f"{unknown(noun, name, known_names)} (or give a folder or a hub name)")
     return name
 
 

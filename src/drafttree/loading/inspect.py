@@ -112,7 +112,7 @@ def _drafter_files(drafter: FilesDrafter) -> Inspection:
         (registry.kind for registry in (POLICY_CLASSES, VERIFIER_CLASSES) if source in registry.names()), None
     ):
         raise ModelError(
-            f"{source!r} is a {source_kind}, and drafters are inspected; drafttree policies and verifiers list those"
+            f"{source!r} is a {source_kind}; inspect takes drafters. See drafttree policies and drafttree verifiers"
         )
     files = drafter.files
     if files.gguf:
@@ -189,7 +189,7 @@ def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
 
 
 def _stored_weight_problems(weights: Mapping[str, StoredWeight], config: PreTrainedConfig) -> list[str]:
-    """Which weights of a model are missing or misshapen, seen without reading their values.
+    """The missing and misshapen weights of a model, found without reading their values.
 
     Args:
         weights: the weights in the files, by the names of transformers.
@@ -219,8 +219,8 @@ def _form_counts(weights: Mapping[str, StoredWeight]) -> str:
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
     """Inspect a drafter class: its name and parameters, since it has no files."""
     factory: Any = getattr(drafter, "for_target", drafter)
-    given_count = 2  # `for_target` gets target and tokenizer, a class vocab_size and device
-    parameters = [str(parameter) for parameter in signature(factory).parameters.values()][given_count:]
+    positional_count = 2  # `for_target` gets target and tokenizer, a class vocab_size and device
+    parameters = [str(parameter) for parameter in signature(factory).parameters.values()][positional_count:]
     details: dict[str, object] = {
         "class": f"{drafter.__module__}.{drafter.__qualname__}",
         "parameters": ", ".join(parameters) or "none",
@@ -228,7 +228,8 @@ def _drafter_class(drafter: type[Drafter]) -> Inspection:
     return Inspection("class", {}, details)
 
 
-Looked = tuple[dict[str, object], dict[str, object], Iterable[str]]
+FilesReport = tuple[dict[str, object], dict[str, object], Iterable[str]]
+"""`fits`, `details` and `problems` of an `Inspection`."""
 
 
 def _language_model(
@@ -258,7 +259,7 @@ def _native_passes(config: PreTrainedConfig) -> str:
     return f"no: {reason}" if reason else "yes"
 
 
-def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FilesReport:
     """Inspect an assistant: a language model that reads its target's hidden states, keys and values."""
     fits, details = _language_model(config, tensors)
     fits["hidden size"] = config.get("backbone_hidden_size", UNKNOWN)
@@ -266,7 +267,7 @@ def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Te
 
 
 def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Missing, unread and misshapen tensors, or the error, if transformers loaded the folder."""
+    """The problems that transformers would have with a folder: missing, unread and misshapen tensors, or an error."""
     try:
         config = AutoConfig.from_pretrained(folder)
         model: Any = class_of(config)
@@ -286,9 +287,9 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Missing tensors if they are more than half of a model; empty if fewer are.
+    """The missing tensors of a model, if they are more than half of it; else empty.
 
-    So a model that is mostly missing is not filled with random numbers just to be compared.
+    This saves filling a model with random numbers only to report it as missing.
     """
     parameters = _parameters(model, config)
     stored_count = sum(tensor.numel() for tensor in tensors.values())
@@ -303,7 +304,7 @@ def _parameters(model: Any, config: PreTrainedConfig) -> dict[str, nn.Parameter]
         return dict(model(config).named_parameters())
 
 
-def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
+def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FilesReport:
     checkpoint = head.parse(dequantised(tensors, config, torch.bfloat16), config, None)
     fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **checkpoint.made_for}
     base = config.get("base_model_name_or_path")

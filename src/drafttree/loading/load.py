@@ -78,11 +78,11 @@ def load(
             - "auto": the target's own MTP layers, a published head that is known for the target, or lookup; the logger
               "drafttree" tells which and why
         policy: a policy, its class, its specification such as "talon:budget=60,margin=0.03", or a file saved by
-            `drafttree tune`, which also sets drafter, verifier and dtype where they are "auto", the draft temperature
-            and the cost curve. None is `auto`, which measures costs when the first text is generated, for about two
-            seconds per machine. It is `dynatree`, which measures nothing, where the verifier draws from the drafts or
-            the target is sharded. For drafters whose drafts do not depend on their path (such as DFlash) it is
-            `auto:flat=true`, or else `chain`.
+            `drafttree tune`. Such a file also sets the draft temperature and the cost curve, and drafter, verifier and
+            dtype where they are "auto". None is `auto`, which measures costs when the first text is generated, for
+            about two seconds per machine. It is `dynatree`, which measures nothing, where the verifier draws from the
+            drafts or the target is sharded. For drafters whose drafts do not depend on their path (such as DFlash) it
+            is `auto:flat=true`, or else `chain`.
         verifier: the name or class of a verifier, or "auto": greedy at temperature 0, coupled above it. For verifiers
             of your own see `drafttree.loading.methods`.
         dtype: "float32", "bfloat16", "float16" or "auto": bfloat16 where the device multiplies it fast, else float32.
@@ -103,9 +103,9 @@ def load(
             result. Weights that files have in few bits (GGUF, GPTQ, AWQ, compressed-tensors, MLX) stay as they are
             stored if drafttree-native runs the model; "none" unpacks them to the dtype.
         quantize_drafter: "int8" and "int4" do the same to a drafter that is a language model, its head included, and to
-            those of `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded
-            by name where drafttree-native runs it on a CPU and its weights are 50 MB or more, and a GGUF file as it is
-            stored; "none" or None loads it in the target's dtype.
+            those of `Decoder.with_drafter`. The text stays the target's. "auto" keeps a GGUF file as it is
+            stored. Other drafters that are loaded by name become "int8" if drafttree-native runs them on a CPU and
+            their weights are 50 MB or more. "none" or None loads the drafter in the target's dtype.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same

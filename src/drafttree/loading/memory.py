@@ -14,8 +14,10 @@ from drafttree.loading.stored_blocks import StoredWeight, kept_weights
 from drafttree.models.quantization.blocks import FORMATS
 
 MEMORY = Path("/proc/meminfo")
-LENGTH, METADATA = 8, "__metadata__"
-"""Of a safetensors file: the bytes of its header's length, and the header entry that is no tensor."""
+LENGTH = 8
+"""Bytes at the start of a safetensors file that give the length of its header."""
+METADATA = "__metadata__"
+"""The entry of a safetensors header that describes no tensor."""
 FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
@@ -24,7 +26,7 @@ def check_memory(
     files: ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
-    stored: Mapping[str, StoredWeight] | None = None,
+    stored_weights: Mapping[str, StoredWeight] | None = None,
     *,
     keeps_blocks: bool = False,
 ) -> None:
@@ -37,7 +39,7 @@ def check_memory(
         files: the files of the model.
         dtype: dtype to load it in.
         device: device to load it on; only a CPU's memory is checked.
-        stored: the weights in the files by name, if they are read one by one.
+        stored_weights: the weights in the files by name, if they are read one by one.
         keeps_blocks: whether weights stay in their stored blocks, if they can.
 
     Raises:
@@ -46,15 +48,17 @@ def check_memory(
     if device.type != "cpu" or (available_bytes := free_bytes()) is None:
         return
     try:
-        block_weights: Mapping[str, StoredWeight] = kept_weights(stored) if stored is not None and keeps_blocks else {}
-        if stored is not None:
+        block_weights: Mapping[str, StoredWeight] = (
+            kept_weights(stored_weights) if stored_weights is not None and keeps_blocks else {}
+        )
+        if stored_weights is not None:
             weight_bytes = dtype.itemsize * sum(
-                math.prod(stored[name].shape) for name in stored.keys() - block_weights.keys()
+                math.prod(stored_weights[name].shape) for name in stored_weights.keys() - block_weights.keys()
             )
             weight_bytes += sum(_nbytes(weight) for weight in block_weights.values())
         else:
             weight_bytes = dtype.itemsize * sum(_numbers(files))
-    except (ModelError, OSError, ValueError):  # reading them reports what is wrong
+    except (ModelError, OSError, ValueError):  # loading reports the problem
         return
     if weight_bytes > available_bytes:
         raise ModelError(
@@ -72,7 +76,7 @@ def _nbytes(weight: StoredWeight) -> int:
 
 
 def free_bytes() -> int | None:
-    """Bytes of memory that this process can still allocate, with swap; None if the system does not tell.
+    """Bytes of memory and swap that this process can still allocate; None if the system does not say.
 
     A limit of the process's control group counts too.
     """

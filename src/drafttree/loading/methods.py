@@ -76,7 +76,7 @@ class Methods(Generic[Kind]):
         """
         if self._is_own(name):
             for point in _namesakes(self.group, name, tuple(sys.path)):
-                _warn_once(self._refusal(point, self._taken(point)))
+                _warn_once(self._refusal(point, self._name_error(point)))
             return self.shipped.get(name)
         if DOTTED.fullmatch(name):
             return self.check(_imported(name, self.kind), name)
@@ -99,13 +99,13 @@ class Methods(Generic[Kind]):
         return methods
 
     def sort_points(self, check: Callable[[Any, str], Any]) -> tuple[dict[str, Any], list[str]]:
-        """What `installed` returns, and the reason for each entry point that is unusable; arguments as there."""
+        """The usable objects as `installed` returns them, and the reason for each unusable entry point."""
         methods: dict[str, Any] = {}
         refusals: list[str] = []
         for point in entry_points(group=self.group):
             try:
                 if self._is_own(point.name):
-                    raise self._taken(point)
+                    raise self._name_error(point)
                 methods[point.name] = check(_loaded(point, self.kind), point.name)
             except ConfigError as error:
                 refusals.append(self._refusal(point, error))
@@ -114,21 +114,22 @@ class Methods(Generic[Kind]):
     def _is_own(self, name: str) -> bool:
         return name in self.shipped or name in self.reserved
 
-    def _taken(self, point: EntryPoint) -> ConfigError:
+    def _name_error(self, point: EntryPoint) -> ConfigError:
+        """The error for an entry point whose name drafttree uses itself."""
         return ConfigError(f"{self.kind} {point.name!r} is drafttree's own; give {point.value} another name")
 
     def _refusal(self, point: EntryPoint, error: ConfigError) -> str:
         return f"entry point {point.name!r} of {self.group} is skipped: {error}"
 
-    def check(self, found: Any, name: str) -> type[Kind]:
+    def check(self, candidate: Any, name: str) -> type[Kind]:
         """Return the object if it is a method of this kind.
 
         Raises:
             ConfigError: the object is no such method; the message says what it lacks.
         """
-        if lack := self.lack(found):
+        if lack := self.lack(candidate):
             raise ConfigError(f"{name!r} is not a {self.kind}: {lack}")
-        return found
+        return candidate
 
     def name_of(self, method: type[Kind]) -> str:
         """A method's name in drafttree, else the dotted name of its class."""
@@ -136,37 +137,39 @@ class Methods(Generic[Kind]):
         return next((name for name, shipped_method in self.shipped.items() if shipped_method is method), dotted_name)
 
 
-def _class_lack(found: object, methods: Mapping[type, str]) -> str:
+def _class_lack(candidate: object, methods: Mapping[type, str]) -> str:
     """What a class lacks: the base class, which comes first in `methods`, or an override; empty if nothing.
 
     Args:
-        found: the object to check.
+        candidate: the object of an entry point or a dotted name.
         methods: by base class, the method that its subclasses must override.
     """
     base = next(iter(methods))
-    if not isinstance(found, type) or not issubclass(found, base):
+    if not isinstance(candidate, type) or not issubclass(candidate, base):
         return f"it is no subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"
     for declaring_class, name in methods.items():
-        if issubclass(found, declaring_class) and getattr(found, name) is getattr(declaring_class, name):
+        if issubclass(candidate, declaring_class) and getattr(candidate, name) is getattr(declaring_class, name):
             return f"it lacks the method {name}; docs/writing.md shows one"
     return ""
 
 
-def _imported(name: str, kind: str) -> Any:
+def _imported(name: str, method_kind: str) -> Any:
     """The object of a dotted name."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot import {kind} {name!r} ({_reason(error)}); give module.Class") from error
+        raise ConfigError(f"cannot import {method_kind} {name!r} ({_reason(error)}); give module.Class") from error
 
 
-def _loaded(point: EntryPoint, kind: str) -> Any:
+def _loaded(point: EntryPoint, method_kind: str) -> Any:
     """The object of an entry point."""
     try:
         return point.load()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot import {kind} {point.name!r} from {point.value} ({_reason(error)})") from error
+        raise ConfigError(
+            f"cannot import {method_kind} {point.name!r} from {point.value} ({_reason(error)})"
+        ) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -188,13 +191,13 @@ POLICY_CLASSES: Methods[TreePolicy] = Methods(
     "policy",
     "drafttree.policies",
     POLICIES,
-    lambda found: _class_lack(found, {TreePolicy: "keep"}),
+    lambda candidate: _class_lack(candidate, {TreePolicy: "keep"}),
     reserved=("all",),
 )
 VERIFIER_CLASSES: Methods[Verifier] = Methods(
     "verifier",
     "drafttree.verifiers",
     VERIFIERS,
-    lambda found: _class_lack(found, {Verifier: "verify", SamplingVerifier: "judge"}),
+    lambda candidate: _class_lack(candidate, {Verifier: "verify", SamplingVerifier: "judge"}),
     reserved=("auto", "all"),
 )

@@ -176,11 +176,11 @@ def _language_drafter(
     return OtherTokenizerDrafter(draft_model, vocabulary) if vocabulary else LanguageModelDrafter(draft_model)
 
 
-def _check_not_meta(target: PreTrainedModel, what: str) -> None:
+def _check_not_meta(target: PreTrainedModel, subject: str) -> None:
     """Refuse a head if the target's weights, which it reads, are not in memory."""
     if target.device.type == "meta":
         reason = "reads the target's weights, which accelerate keeps elsewhere"
-        raise ModelError(f"{what}, which {reason}; use a language model or 'lookup' to draft")
+        raise ModelError(f"{subject}, which {reason}; use a language model or 'lookup' to draft")
 
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

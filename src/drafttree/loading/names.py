@@ -58,7 +58,7 @@ def model_name(source: str | Path) -> str:
 
 
 def target_name(target: Model) -> str:
-    """The name of a target; that of its class if it was not loaded from anywhere."""
+    """The name that a target was loaded by, else the name of its class."""
     module = getattr(target, "module", None)
     source = getattr(module, "name_or_path", "")
     return model_name(source) if source else type(target if module is None else module).__name__

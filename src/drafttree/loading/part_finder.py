@@ -27,21 +27,21 @@ class NamedParts:
         self._quantize = quantize_drafter
         self.held = WeakValueDictionary[str, Drafter]()
 
-    def policy(self, given: Any) -> TreePolicy:
+    def policy(self, spec: Any) -> TreePolicy:
         """The policy of a specification, a class or an object."""
-        return make_policy(given)
+        return make_policy(spec)
 
-    def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
+    def drafter(self, spec: Any, target: Model, tokenizer: Any) -> Drafter | None:
         """The drafter for a target, from a name, folder, model, class or object; None for plain decoding."""
-        spec = parse_drafter(given)
+        drafter_spec = parse_drafter(spec)
         target_spec = GivenTarget(target.module) if isinstance(target, TargetModel) else None
-        spec.check(target_spec)
-        return spec.build(self.loaded(target, tokenizer, target_spec))
+        drafter_spec.check(target_spec)
+        return drafter_spec.build(self.loaded(target, tokenizer, target_spec))
 
     def loaded(self, target: Model, tokenizer: Any, spec: TargetSpec | None) -> LoadedTarget:
         """A target, with the quantisation of its drafters and the language models that draft for it."""
         return LoadedTarget(target, tokenizer, self._quantize, self.held, spec)
 
-    def verifier(self, given: Any) -> type[Verifier] | None:
+    def verifier(self, spec: Any) -> type[Verifier] | None:
         """The verifier of a name or a class; None for "auto"."""
-        return find_verifier(given)
+        return find_verifier(spec)

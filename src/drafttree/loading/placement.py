@@ -65,7 +65,7 @@ def find_device(name: str) -> torch.device:
         torch.empty(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError):
         available_devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
-        raise ConfigError(f"device {name!r} is not available; here there is: {available_devices}") from None
+        raise ConfigError(f"device {name!r} is not available; this machine has: {available_devices}") from None
     return device
 
 

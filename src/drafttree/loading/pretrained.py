@@ -85,7 +85,7 @@ def unwrap(source: Any) -> Any:
     Adapters stay active, since they are part of the model's layers.
 
     Raises:
-        ModelError: the adapter is not in the layers: it trains a prompt, or acts by arguments and hooks of a call.
+        ModelError: an adapter is not in the layers, since it trains a prompt, or acts by arguments or hooks of a call.
     """
     if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
         return source
@@ -114,7 +114,7 @@ def refuse_assistant(model: PreTrainedModel) -> None:
         ModelError: the model is an assistant.
     """
     if model.config.model_type in ASSISTANTS:
-        raise ModelError(f"{type(model).__name__} is an assistant, which drafts; as target give the model it is for")
+        raise ModelError(f"{type(model).__name__} is an assistant, a drafter; give the model it is made for as target")
 
 
 def load_model(
@@ -148,14 +148,14 @@ def read_model(
     *,
     drafts: bool = False,
 ) -> PreTrainedModel:
-    """The model in files, which may also be an assistant: transformers has its class among language models.
+    """The model in files: a language model or an assistant, whose class transformers lists among language models.
 
     Args:
         files: the files of the model.
         dtype: dtype to load it in.
         device: device to load it on.
-        quantize: one of `KINDS`; `AS_STORED`; `BY_DEFAULT`, for stored blocks if the files have them, else for what
-            `choose_quantization` says; or None to keep no stored blocks.
+        quantize: one of `KINDS`, `AS_STORED` or `BY_DEFAULT`; None to keep no stored blocks. `BY_DEFAULT` keeps the
+            stored blocks if the files have any, else it quantises as `choose_quantization` says.
         tensor_parallel_size: number of processes to shard it over.
         drafts: whether the model drafts, so that its head may be quantised too.
 
@@ -189,15 +189,15 @@ def read_model(
 
 
 def check_files(files: ModelFiles, quantize: str | None) -> None:
-    """Refuse files that no model can be loaded from, as far as that can be seen without their weights.
+    """Refuse files that no model can be loaded from, without reading their weights.
 
     Args:
         files: the files of the model.
         quantize: the argument of `read_model`.
 
     Raises:
-        ModelError: config.json or the index of the weights cannot be used, the model is no decoder-only language model,
-            or the weights are quantised already and cannot be quantised as asked.
+        ModelError: config.json or the index of the weights cannot be used; the model is no decoder-only language model;
+            or its weights are quantised already, so they cannot be quantised as asked.
     """
     _check_index(files)
     settings = _settings_of(files)
@@ -302,8 +302,8 @@ def _loading_error(files: ModelFiles, error: Exception) -> ModelError:
 def _rounded_files(files: ModelFiles) -> ModelFiles:
     """The files to load a model in four bits from.
 
-    They are those that `drafttree quantize` has written for the given ones, else the given ones, which may have four
-    bits already.
+    These are what `drafttree quantize` has written for `files`; without that, `files` themselves, whose weights may be
+    in four bits already.
     """
     if files.layout:
         return files
@@ -343,7 +343,7 @@ def local_files(files: ModelFiles) -> ModelFiles:
 
 
 def why_not_kept(files: ModelFiles, device: torch.device, quantize: str | None) -> str | None:
-    """Why weights do not stay in the few bits that their files have them in; None if they do.
+    """Why weights do not stay in the few bits of their files; None if they do.
 
     Args:
         files: the files of a model.
@@ -386,7 +386,7 @@ def _from_stored(
     *,
     keeps_blocks: bool,
 ) -> tuple[Any, Any]:
-    """The model of weights that drafttree reads, and transformers' `loading_info`.
+    """A model from weights that drafttree reads itself, with transformers' `loading_info`.
 
     Args:
         files: the files of the model.
@@ -417,12 +417,15 @@ def _from_stored(
 
 
 def _tell_kept(
-    files: ModelFiles, weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
+    files: ModelFiles,
+    weights: Mapping[str, StoredWeight],
+    block_weights: Mapping[str, StoredWeight],
+    dtype: torch.dtype,
 ) -> None:
     """Log which quantised weights stay in few bits, and which are unpacked."""
-    forms = ", ".join(sorted({weight.form for weight in kept.values()})) or "none"
-    logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(kept), forms)
-    if unpacked_names := [name for name, weight in weights.items() if weight.is_packed and name not in kept]:
+    forms = ", ".join(sorted({weight.form for weight in block_weights.values()})) or "none"
+    logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(block_weights), forms)
+    if unpacked_names := [name for name, weight in weights.items() if weight.is_packed and name not in block_weights]:
         logger.info(
             "%s: %d quantised weights are unpacked to %s, since nothing multiplies them as they are stored: %s",
             *(files.source, len(unpacked_names), str(dtype).removeprefix("torch."), shortened(unpacked_names)),
@@ -442,7 +445,7 @@ def _settings_of(files: ModelFiles) -> dict[str, Any]:
 
 
 def _copy_what_stays(model: PreTrainedModel) -> None:
-    """Copy the weights that layers do not release, since views of a mapped file would keep all of it in memory."""
+    """Copy the weights that layers do not release, since a view of a mapped file keeps the whole file in memory."""
     linear_ids = {id(submodule.weight) for submodule in model.modules() if type(submodule) is nn.Linear}
     released_ids = linear_ids | {
         id(submodule.quantized) for submodule in model.modules() if isinstance(submodule, BlockLinear)
@@ -453,7 +456,7 @@ def _copy_what_stays(model: PreTrainedModel) -> None:
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """The model class with a language-model head for a config, of text or of images and text; None if there is none."""
+    """The model class with a language-model head for a config; None if there is none. It may read images too."""
     loader = _loader_of(config)
     return LOADERS[loader][type(config)] if loader else None
 
@@ -557,17 +560,17 @@ def _refuse_head(files: ModelFiles) -> None:
     try:
         model_kind = files.kind
     except UnsupportedDrafter as error:
-        raise ModelError(f"{error}; as target give the model it is for") from None
+        raise ModelError(f"{error}; give the model it is made for as target") from None
     except ModelError:  # transformers reports other folders in more detail
         return
     if model_kind != LANGUAGE_MODEL:
         raise ModelError(
-            f"{str(files.source)!r} is a head ({model_kind}), which drafts; as target give the model it is for"
+            f"{str(files.source)!r} is a head ({model_kind}), a drafter; give the model it is made for as target"
         )
 
 
 def _attention(config: PreTrainedConfig) -> dict[str, Any]:
-    """The attention to load with: eager for soft-capped scores, since transformers 5.17 loads Gemma 2 without a cap."""
+    """Options of the attention: eager for soft-capped scores, since transformers 5.17 loads Gemma 2 without a cap."""
     softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if softcap else {}
 
@@ -614,19 +617,19 @@ def quiet() -> Iterator[None]:
     `HF_HUB_DISABLE_PROGRESS_BARS=0` or verbosity "info"; those of downloads belong to the hub's client, and stay too.
     """
     verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging._tqdm_active
+    has_bars = transformers_logging._tqdm_active
     shows_bars = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or verbosity <= logging.INFO
     transformers_logging.set_verbosity_error()
-    transformers_logging._tqdm_active = bars and shows_bars
+    transformers_logging._tqdm_active = has_bars and shows_bars
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        transformers_logging._tqdm_active = bars
+        transformers_logging._tqdm_active = has_bars
 
 
 def _reason(error: Exception, files: ModelFiles) -> str:
-    """Why transformers cannot load a model, with advice for adapters, models with own code, and too new models."""
+    """Why transformers cannot load a model, with advice for adapters, own code and newer versions."""
     if (Path(files.path) / "adapter_config.json").is_file():
         return "it is an adapter; load it with its model by peft, and pass the loaded model"
     if "trust_remote_code" in str(error):

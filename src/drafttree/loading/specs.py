@@ -63,9 +63,9 @@ def default_policy(
     """The policy to use if none is named: `Auto`, which is never much slower than plain decoding.
 
     It is `DynaTree` for verifiers whose draws depend on the drafts: with trees by measured costs, a seed would not
-    repeat a text. It is `DynaTree` for a sharded target too, since clocks differ between processes. For a drafter whose
-    drafts do not depend on their path (`flat`, such as DFlash), trees are chains with at most a second node on the
-    first level, since children of several nodes would be the same tokens.
+    repeat a text. It is `DynaTree` for a sharded target too, since clocks differ between processes. If drafts do not
+    depend on their path (drafters that are `flat`, such as DFlash), all nodes of a level would get the same children.
+    So trees are chains, with at most a second node on the first level.
 
     Args:
         verifier: the verifier; None for "auto".
@@ -131,11 +131,11 @@ def parse_verifiers(verifiers: Sequence[VerifierLike]) -> dict[str, type[Verifie
     return {VERIFIER_CLASSES.name_of(verifier): verifier for verifier in verifier_classes}
 
 
-def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
+def split_spec(method_kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
     """The name and the parameters of a specification such as "talon:budget=60,depth=none".
 
     Args:
-        kind: kind of method, for messages.
+        method_kind: kind of method, for messages.
         spec: the specification as the user wrote it.
 
     Raises:
@@ -146,9 +146,9 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
     for option in filter(None, options.split(",")):
         key, equals, value = (piece.strip() for piece in option.partition("="))
         if not equals:
-            raise ConfigError(f"{option!r} in {kind} {spec!r} is not of the form parameter=value")
+            raise ConfigError(f"{option!r} in {method_kind} {spec!r} is not of the form parameter=value")
         if key in parameters:
-            raise ConfigError(f"{kind} {spec!r} gives {key} twice")
+            raise ConfigError(f"{method_kind} {spec!r} gives {key} twice")
         parameters[key] = None if value.lower() == "none" else value
     return name, parameters
 

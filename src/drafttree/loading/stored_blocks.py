@@ -1,4 +1,4 @@
-"""Weights that stay in the blocks of few bits that files have them in, which drafttree-native multiplies."""
+"""Keeps weights in the quantised blocks of their files, which drafttree-native multiplies as they are."""
 
 import re
 from collections import defaultdict
@@ -23,10 +23,10 @@ STACKED = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(gate_up|down)_proj")
 """Weights of all experts of a layer in one tensor."""
 EXPERT = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 """A weight of one expert."""
-EXPERT_PARTS = ("gate", "up", "down")
-"""Linear layers of an expert."""
-TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
-"""Linear layers that read the same input, whose rows are quantised once."""
+EXPERT_PROJECTIONS = ("gate", "up", "down")
+"""Names of an expert's linear layers."""
+SHARED_INPUTS = ({"q", "k", "v"}, {"gate", "up"})
+"""Linear layers that read the same input, so that its rows are quantised once for all of them."""
 
 
 class StoredWeight(Protocol):
@@ -43,7 +43,7 @@ class StoredWeight(Protocol):
     is_packed: bool
 
     def __getitem__(self, _: object) -> Tensor:
-        """The whole weight: transformers takes what it materialises by `[...]`."""
+        """The whole weight; transformers materialises weights by `weight[...]`."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class StoredWeight(Protocol):
 
     @property
     def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the tensors that it is made of, by their names in messages."""
+        """The shapes of its tensors, by their names in messages."""
         ...
 
     def blocks(self) -> Tensor:
@@ -107,15 +107,15 @@ def _experts_of(weights: Mapping[str, StoredWeight]) -> dict[str, list[str]]:
 
 
 def _are_whole(names: Sequence[str]) -> bool:
-    """Whether a layer's experts have all their weights; if not, the file is damaged, which loading reports."""
+    """Whether no weight of a layer's experts is missing; loading reports missing ones."""
     if any(map(STACKED.fullmatch, names)):
         return len(names) == len(("gate_up", "down"))
     projections = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
-    return projections == set(product(range(len(names) // 3), EXPERT_PARTS))
+    return projections == set(product(range(len(names) // 3), EXPERT_PROJECTIONS))
 
 
 def _are_alike(weights: Mapping[str, StoredWeight], names: Sequence[str]) -> bool:
-    """Whether all weights of a layer's experts are in blocks, with one form for those that read the same input."""
+    """Whether all weights of a layer's experts are in blocks, and those that read the same input in the same form."""
     down_forms = {weights[name].form for name in names if "down_proj" in name}
     gate_up_forms = {weights[name].form for name in names if "down_proj" not in name}
     return len(down_forms) == len(gate_up_forms) == 1 and "" not in down_forms | gate_up_forms
@@ -126,27 +126,27 @@ def _siblings(name: str) -> set[str]:
     if not (match := LINEAR.fullmatch(name)):
         return {name}
     prefix, projection = match.groups()
-    projections = next((group for group in TOGETHER if projection in group), {projection})
+    projections = next((group for group in SHARED_INPUTS if projection in group), {projection})
     return {f"{prefix}{sibling}_proj.weight" for sibling in projections}
 
 
 def with_placeholders(
-    weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
+    weights: Mapping[str, StoredWeight], block_weights: Mapping[str, StoredWeight], dtype: torch.dtype
 ) -> dict[str, Any]:
     """The state dict for transformers, with placeholders without values for weights that stay in blocks.
 
-    Experts with a tensor for each weight get one stacked placeholder, since transformers would copy theirs to stack
-    them.
+    Experts with a tensor for each weight get one stacked placeholder, since transformers would copy single tensors to
+    stack them.
 
     Args:
         weights: all weights of a model.
-        kept: the weights that stay in blocks, which are marked as left out.
+        block_weights: the weights that stay in blocks, which are marked as left out.
         dtype: dtype of the stacked placeholders.
     """
     state_dict: dict[str, Any] = {
-        name: weights[name] for name in weights if not (name in kept and EXPERT.fullmatch(name))
+        name: weights[name] for name in weights if not (name in block_weights and EXPERT.fullmatch(name))
     }
-    for experts, names in _experts_of(kept).items():
+    for experts, names in _experts_of(block_weights).items():
         if not all(map(EXPERT.fullmatch, names)):
             continue
         count = len(names) // 3
@@ -154,23 +154,22 @@ def with_placeholders(
         intermediate_size, hidden_size = weights[f"{experts}.0.gate_proj.weight"].shape
         state_dict[f"{experts}.gate_up_proj"] = placeholder.expand(count, 2 * intermediate_size, hidden_size)
         state_dict[f"{experts}.down_proj"] = placeholder.expand(count, hidden_size, intermediate_size)
-    for weight in kept.values():
+    for weight in block_weights.values():
         weight.is_left_out = True
     return state_dict
 
 
-def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None:
-    """Replace the linear layers, experts and embedding of a model by such with weights in blocks.
+def put_blocks(model: PreTrainedModel, block_weights: Mapping[str, StoredWeight]) -> None:
+    """Replace linear layers, experts and the embedding of a model by layers with weights in blocks.
 
     Args:
         model: the model, which has placeholders for these weights.
-        kept: the weights that stay in blocks, from `kept_weights`.
+        block_weights: the weights that stay in blocks, from `kept_weights`.
 
     Raises:
         ModelError: a scale in the file is not finite, or is not representable in blocks.
     """
-    experts = _experts_of(kept)
-    for name, weight in kept.items():
+    for name, weight in block_weights.items():
         if name == EMBEDDING:
             _put_embedding(model, weight)
         if name == EMBEDDING or STACKED.fullmatch(name) or EXPERT.fullmatch(name):
@@ -178,25 +177,27 @@ def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None
         parent, _, child = name.removesuffix(".weight").rpartition(".")
         owner: Any = model.get_submodule(parent) if parent else model
         setattr(owner, child, BlockLinear(getattr(owner, child), weight.blocks(), weight.form))
-    for name, weight_names in experts.items():
-        parent, _, child = name.rpartition(".")
+    for experts_name, weight_names in _experts_of(block_weights).items():
+        parent, _, child = experts_name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, child, _experts_in_blocks(getattr(owner, child), {key: kept[key] for key in weight_names}))
+        expert_weights = {name: block_weights[name] for name in weight_names}
+        setattr(owner, child, _experts_in_blocks(getattr(owner, child), expert_weights))
 
 
 def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> LinearExperts:
-    """A layer's experts with weights in blocks, to replace those with placeholders."""
-    layers: dict[str, dict[int, BlockLinear]] = {projection: {} for projection in EXPERT_PARTS}
+    """A layer's experts with weights in blocks, which replace the experts with placeholders."""
+    layers: dict[str, dict[int, BlockLinear]] = {projection: {} for projection in EXPERT_PROJECTIONS}
     for name, weight in weights.items():
         if match := EXPERT.fullmatch(name):
             layers[match[3]][int(match[2])] = _linear_in_blocks(weight, weight.blocks())
             continue
-        for projection, stack in zip(["gate", "up"] if "gate_up" in name else ["down"], weight.stacks(), strict=True):
+        projections = ["gate", "up"] if "gate_up" in name else ["down"]
+        for projection, stack in zip(projections, weight.stacks(), strict=True):
             for index, blocks in enumerate(stack):
                 # a tensor of its own, since layers release only memory that is not shared
                 own_blocks = torch.from_numpy(blocks.numpy())
                 layers[projection][index] = _linear_in_blocks(weight, own_blocks)
-    return LinearExperts(experts, *[_in_order(layers[projection]) for projection in EXPERT_PARTS])
+    return LinearExperts(experts, *[_in_order(layers[projection]) for projection in EXPERT_PROJECTIONS])
 
 
 def _in_order(layers: Mapping[int, BlockLinear]) -> list[BlockLinear]:
@@ -208,7 +209,7 @@ def _linear_in_blocks(weight: StoredWeight, blocks: Tensor) -> BlockLinear:
     """A linear layer of an expert.
 
     Args:
-        weight: its weight, or the stacked one of all experts.
+        weight: the expert's weight, or the stacked weight of all experts.
         blocks: blocks of this expert, uint8 `[outputs, bytes]`.
     """
     return BlockLinear(nn.Linear(weight.shape[-1], len(blocks), bias=False, device="meta"), blocks, weight.form)

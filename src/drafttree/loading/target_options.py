@@ -26,22 +26,22 @@ INT8, INT4 = "int8", "int4"
 KINDS = (INT8, INT4)
 """Quantisations that a model can be loaded with."""
 BY_DEFAULT, NONE = "auto", "none"
-"""Further values of the options: the fastest quantisation, and none."""
+"""Further values of the options: the default quantisation, and no quantisation."""
 AS_STORED = "as stored"
-"""Weights stay in the blocks that files have them in, if drafttree multiplies these."""
+"""Value of the options: weights stay in the blocks of their files, if drafttree multiplies those."""
 MANY_BYTES = 50_000_000
-"""Bytes of a drafter's weights from which on it is quantised by default.
+"""The fewest bytes of weights for which a drafter is quantised by default.
 
-Fewer bytes fit into a processor's caches, and the cost of a pass is mostly overhead.
+Smaller models fit into a processor's caches, and their passes cost mostly overhead.
 """
 OPTION = "tensor_parallel_size"
 
 
 def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wants:
-    """What the target's backend must be able to do; arguments are those of `drafttree.load`.
+    """What the target's backend must support; arguments are those of `drafttree.load`.
 
     Raises:
-        ConfigError: an option has a wrong value, a window is combined with `exact_text`, or sinks lack a window.
+        ConfigError: an option has a wrong value, a window is combined with `exact_text`, or sinks need a window.
     """
     if not isinstance(exact_text, bool):
         raise ConfigError(f"exact_text is {exact_text!r}; give True or False")
@@ -57,41 +57,41 @@ def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wa
     return Wants(lossy_window=LossyWindow(lossy_window, sinks))
 
 
-def refuse_rounding(option: str, kind: Any) -> None:
+def refuse_rounding(option: str, value: Any) -> None:
     """Refuse to quantise a model that is loaded already.
 
     Args:
         option: name of the option.
-        kind: its value.
+        value: its value.
 
     Raises:
         ConfigError: the value is one of `KINDS`.
     """
-    if isinstance(kind, str) and kind in KINDS:
-        raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
+    if isinstance(value, str) and value in KINDS:
+        raise ConfigError(f"{option}={value!r} is for a model that is loaded by name; give its folder or hub name")
 
 
-def check_quantization(option: str, kind: Any, device: torch.device, others: Sequence[str] = ()) -> None:
+def check_quantization(option: str, value: Any, device: torch.device, other_values: Sequence[str] = ()) -> None:
     """Refuse a quantisation that does not exist, or that the device cannot run.
 
     Args:
         option: name of the option.
-        kind: its value; None for no quantisation.
+        value: its value; None for no quantisation.
         device: device of the model.
-        others: allowed values beside `KINDS`.
+        other_values: allowed values beside `KINDS`.
 
     Raises:
         ConfigError: the value cannot be used; the message names the option and the value.
     """
-    if kind is None or (isinstance(kind, str) and kind in others):
+    if value is None or (isinstance(value, str) and value in other_values):
         return
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise unknown(option, kind, [*KINDS, *others])
-    if kind == INT4 and device.type != "cpu":
-        raise ConfigError(f"{option}={kind!r} is for CPUs, and the device is {device}; leave it out, or give int8")
+    if not isinstance(value, str) or value not in KINDS:
+        raise unknown(option, value, [*KINDS, *other_values])
+    if value == INT4 and device.type != "cpu":
+        raise ConfigError(f"{option}={value!r} is for CPUs, and the device is {device}; leave it out, or give int8")
     if device.type == "cpu" and kernels.native is None:
         install = 'pip install "drafttree[native]"'
-        raise ConfigError(f"{option}={kind!r} needs drafttree-native on a CPU; install it: {install}")
+        raise ConfigError(f"{option}={value!r} needs drafttree-native on a CPU; install it: {install}")
 
 
 def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
@@ -120,40 +120,42 @@ def choose_quantization(module: PreTrainedModel) -> str | None:
 
 
 def apply_quantization(
-    module: PreTrainedModel, kind: str, source: object, tokenizer: PreTrainedTokenizerBase | None, *, head: bool
+    module: PreTrainedModel, quantize: str, source: object, tokenizer: PreTrainedTokenizerBase | None, *, head: bool
 ) -> None:
     """Quantise a model that was just loaded.
 
     Args:
         module: the model.
-        kind: one of `KINDS`.
+        quantize: one of `KINDS`.
         source: name, folder or object of the model, for the log.
         tokenizer: its tokenizer; None if it has none.
-        head: whether int8 rounds the head too, which changes no text if the model drafts; int4 always does.
+        head: whether int8 rounds the head too, which changes no text if the model drafts. int4 always rounds it.
 
     Raises:
         ModelError: the model cannot be quantised.
     """
     original_megabytes = _megabytes(module)
-    if kind == INT4:
+    if quantize == INT4:
         logger.info("%s: rounding to four bits, which `drafttree quantize` would keep for the next time", source)
         quantize_int4(module, tokenizer)
         quantize_head(module)
     else:
         quantize_int8(module, head=head)
-    logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), original_megabytes)
+    logger.info(
+        "%s: quantised to %s, %.1f MB instead of %.1f", source, quantize, _megabytes(module), original_megabytes
+    )
 
 
 def _megabytes(module: PreTrainedModel) -> float:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *quantized_scales(module)]) / 1e6
 
 
-def check_sharding(size: Any, others: Mapping[str, object]) -> None:
+def check_sharding(size: Any, unsupported_options: Mapping[str, object]) -> None:
     """Refuse a number of processes that do not run, and options that a sharded target does not support.
 
     Args:
         size: the number of processes.
-        others: values, by name, of options that a sharded target does not support; None and False stand for unused.
+        unsupported_options: options that a sharded target does not support, by name; None and False stand for unused.
 
     Raises:
         ConfigError: the number or an option cannot be used; the message names it.
@@ -168,7 +170,7 @@ def check_sharding(size: Any, others: Mapping[str, object]) -> None:
         raise ConfigError(
             f"{OPTION} is {size}, and {process_count} of torchrun's processes run; start as many, by {start}"
         )
-    if option := next((name for name, value in others.items() if value not in (None, False)), None):
+    if option := next((name for name, value in unsupported_options.items() if value not in (None, False)), None):
         raise ConfigError(f"{option} is not available for a target that is sharded over {size} processes; leave it out")
 
 
@@ -201,7 +203,7 @@ def check_shares(source: object, config: PreTrainedConfig, size: int, device: to
 
 
 def sharding_options(size: int) -> dict[str, Any]:
-    """Options of `from_pretrained` that shard a model over so many processes; none for one."""
+    """Options of `from_pretrained` that shard a model over this number of processes; empty for one process."""
     if size == 1:
         return {}
     from transformers.distributed.configuration_utils import DistributedConfig

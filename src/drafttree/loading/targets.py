@@ -44,7 +44,7 @@ class TargetOptions(NamedTuple):
 
     @property
     def rounding(self) -> str | None:
-        """The one of `KINDS` that weights are rounded to; None for another value."""
+        """`quantize` if it is one of `KINDS`; None for another value."""
         return self.quantize if isinstance(self.quantize, str) and self.quantize in KINDS else None
 
 
@@ -191,13 +191,13 @@ def parse_target(source: Any) -> TargetSpec:
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A loaded target, and what else decides how drafters are built for it.
+    """A loaded target, with what drafters need to be built for it.
 
     Attributes:
         model: the target.
         tokenizer: the target's.
         quantize: how to quantise a language model that drafts; None for not at all, `BY_DEFAULT` for what is fastest.
-        held: language models that already draft for this target, by path; a newly loaded one is added.
+        held: the drafters of language models that are loaded for this target, by path; new ones are added.
         spec: what the target was loaded from; None if that is not known, or it is no transformers model.
     """
 

@@ -73,7 +73,7 @@ class TunedPolicy:
             raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from None
 
     def check_target(self, digest: str, dtype: str) -> None:
-        """Refuse another target than the one that the policy was tuned for.
+        """Refuse a target that the policy was not tuned for.
 
         Args:
             digest: `model_digest` of the target.
@@ -94,7 +94,7 @@ class TunedPolicy:
             )
 
     def check_drafter(self, digest: str) -> None:
-        """Refuse another drafter than the one that the policy was tuned with.
+        """Refuse a drafter that the policy was not tuned with.
 
         Args:
             digest: `model_digest` of the drafter.
@@ -146,7 +146,7 @@ def read_tuned(path: Path) -> TunedPolicy:
 
 
 def check_save(path: Path) -> None:
-    """Before tuning starts, refuse a file that could not be written, or not be recognised as a policy afterwards.
+    """Refuse, before tuning starts, a file that could not be written or would not be recognised as a policy.
 
     Raises:
         InputError: the file cannot be written, or its name does not end in ".json".
@@ -157,48 +157,48 @@ def check_save(path: Path) -> None:
         raise InputError(f"--save {str(path)!r} cannot be written, because its folder does not exist; name another")
 
 
-def _parse(found: dict[str, Any], path: str) -> TunedPolicy:
-    texts = {name: _text(found, name) for name in ("policy", "verifier", "dtype", "machine", "drafttree", "date")}
+def _parse(contents: dict[str, Any], path: str) -> TunedPolicy:
+    texts = {name: _text(contents, name) for name in ("policy", "verifier", "dtype", "machine", "drafttree", "date")}
     make_policy(texts["policy"])
     find_verifier(texts["verifier"])
-    if not isinstance(measured := found.get("measured"), dict):
+    if not isinstance(measured := contents.get("measured"), dict):
         raise ConfigError(f"its 'measured' is {measured!r}, not an object; {AGAIN}")
-    if "drafter" not in found:
+    if "drafter" not in contents:
         raise ConfigError(f"its 'drafter' is missing; {AGAIN}")
-    drafter = None if found["drafter"] is None else _model(found, "drafter")
+    drafter = None if contents["drafter"] is None else _model(contents, "drafter")
     return TunedPolicy(
-        target=_model(found, "target"),
+        target=_model(contents, "target"),
         drafter=drafter,
-        costs=_parse_costs(found) if drafter else None,
-        draft_temperature=_draft_temperature(found),
+        costs=_parse_costs(contents) if drafter else None,
+        draft_temperature=_draft_temperature(contents),
         measured=measured,
         path=path,
         **texts,
     )
 
 
-def _parse_costs(found: dict[str, Any]) -> CostCurve:
+def _parse_costs(contents: dict[str, Any]) -> CostCurve:
     try:
-        return parse_cost_curve(found.get("costs"))
+        return parse_cost_curve(contents.get("costs"))
     except ConfigError as error:
         raise ConfigError(f"its 'costs' are wrong: {error}; or {AGAIN}") from None
 
 
-def _draft_temperature(found: dict[str, Any]) -> float:
-    value = found.get("draft_temperature", 1.0)
+def _draft_temperature(contents: dict[str, Any]) -> float:
+    value = contents.get("draft_temperature", 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_TEMPERATURE <= value < math.inf:
         raise ConfigError(f"its 'draft_temperature' is {value!r}, not a number of at least {MIN_TEMPERATURE}; {AGAIN}")
     return value
 
 
-def _text(found: dict[str, Any], name: str) -> str:
-    if not isinstance(value := found.get(name), str):
+def _text(contents: dict[str, Any], name: str) -> str:
+    if not isinstance(value := contents.get(name), str):
         raise ConfigError(f"its {name!r} is {value!r}, not text; {AGAIN}")
     return value
 
 
-def _model(found: dict[str, Any], name: str) -> TunedModel:
-    value = found.get(name)
+def _model(contents: dict[str, Any], name: str) -> TunedModel:
+    value = contents.get(name)
     if not (
         isinstance(value, dict) and all(isinstance(value.get(field_name), str) for field_name in TunedModel._fields)
     ):

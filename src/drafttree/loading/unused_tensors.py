@@ -1,4 +1,4 @@
-"""Checks tensors in a model's files that its config.json has no place for, and that transformers leaves out.
+"""Checks the tensors in a model's files that config.json has no place for, so that transformers leaves them out.
 
 Tensors that change the meaning of weights are refused. Others are named in a warning, unless they cannot affect text.
 """
@@ -30,7 +30,7 @@ SCALES = re.compile(
 )
 """Names of tensors that scale or unpack quantised weights."""
 OF_OTHERS = re.compile(r"(.*\.)?(((kv_cache|[qkv]+|prob|output)_(scale|zero_point)|logit_scale)\w*)")
-"""Names of scales of other things than weights: quantised KV caches, and comparison of texts with images."""
+"""Names of scales that are not of weights: those of quantised KV caches, and of comparing texts with images."""
 OF_INPUTS = re.compile(r"(.*\.)?(input|activation)_(\w+_)?(scale|zero_point|amax)\w*")
 """Names of scales of rounded activations, which a quantiser of transformers may not need."""
 ADAPTERS = re.compile(
@@ -43,14 +43,14 @@ MODALITIES = re.compile(
     r"|(token|code)2wav)\d*(_(abstractor|adapter|backbone|connector|embed\w*|encoder|head|merger|model|proj(ect\w+)?"
     r"|processor|resampler|tokenizer|tower))?\..*"
 )
-"""Names of tensors in parts for images, video or audio, which text does not pass through."""
+"""Names of tensors for images, video or audio, which text does not use."""
 MTP = re.compile(r"(.*\.)?(mtp|nextn)\w*\..*")
 TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
 """Names of tensors that models compute themselves, and that older versions saved."""
 EIGHT_BITS = {"I8", "U8", "F8_E4M3", "F8_E5M2"}
 """Safetensors' names of eight-bit dtypes, whose codes stand for weights only with their scales."""
 SHOWN = 4
-"""Number of tensor names that a message shows, one for each pattern."""
+"""The most tensor names that a message shows; names that differ only in numbers count once."""
 
 
 def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:
@@ -70,7 +70,7 @@ def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collectio
 
 
 def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
-    """Refuse weights that are stored in eight bits without scales, since transformers takes the codes for weights.
+    """Refuse weights that are stored in eight bits without scales; transformers would read the codes as weights.
 
     Weights in pickles are not checked.
 
@@ -122,7 +122,7 @@ def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[s
 
 
 def changing(names: Iterable[str]) -> list[str]:
-    """The names of scales and adapters among names of tensors, sorted: both change the meaning of weights."""
+    """The sorted names of scales and adapters among these names; both change the meaning of weights."""
     return sorted(name for name in names if _is_scale(name) or ADAPTERS.fullmatch(name))
 
 
@@ -177,7 +177,7 @@ def _refuse_layers(files: ModelFiles, model: PreTrainedModel, names: Iterable[st
 
 
 def _extra_entries(names: Iterable[str], lengths: Mapping[str, int]) -> set[tuple[str, int]]:
-    """List name and index of each entry beyond the end of a model's list that has tensors, except for MTP layers."""
+    """List name and index of each entry with tensors beyond the end of a model's list, except for MTP layers."""
     components_by_entry: dict[tuple[str, int], set[str]] = {}
     for name in names:
         for entry, suffix in _places_behind(name, lengths):
@@ -202,7 +202,7 @@ def _lengths(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], str]]:
-    """Entries beyond the end of a module list that a tensor lies in: list name and index, and the name behind them."""
+    """The entries beyond the end of a module list that a tensor is in: list name, index, and the rest of its name."""
     for number in re.finditer(r"\.(\d+)\.", name):
         list_names = [list_name for list_name in lists if list_name.endswith(f".{name[: number.start()]}")]
         index = int(number[1])
@@ -223,8 +223,8 @@ def _is_within(name: str, lists: Mapping[str, int]) -> bool:
 def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """The names of tensors that may affect text.
 
-    Left out are those of parts that text does not pass through, of MTP layers, of extra layers, and of what models
-    compute themselves.
+    These are all but the tensors of modalities that text does not use, of MTP layers, of extra layers, and tables that
+    models compute themselves.
     """
     lists = _lengths(model)
     buffers = [f".{name}" for name, _ in model.named_buffers()]
@@ -240,7 +240,7 @@ def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 
 
 def shortened(names: Collection[str]) -> str:
-    """A few of the names, one of those that differ only in numbers, and the count of the rest."""
+    """A few of the names, of which no two differ only in numbers, and the count of the rest."""
     names_by_pattern = {re.sub(r"\d+", "*", name): name for name in sorted(names, reverse=True)}
     examples = sorted(names_by_pattern.values())[:SHOWN]
     remainder = f" and {len(names) - len(examples)} more" if len(names) > len(examples) else ""

@@ -11,7 +11,7 @@ from drafttree.models.module.module_checks import logits_width
 
 logger = logging.getLogger("drafttree")
 LEAST_SHARE = 1 / 3
-"""Least share of the target's tokens that a draft model must have: with fewer, most drafts would be lost."""
+"""The least share of the target's tokens that a draft model must have; with fewer, most drafts would be lost."""
 
 
 def check_tokenizers(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> None:

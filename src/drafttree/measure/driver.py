@@ -29,25 +29,25 @@ class Cell(NamedTuple):
     result: Any
 
 
-def by_turns(names: Sequence[str], turns: int, first: int = 0) -> Iterator[tuple[int, str]]:
+def by_turns(names: Sequence[str], turns: int, first_index: int = 0) -> Iterator[tuple[int, str]]:
     """Yield every name in every turn, with the number of the turn; each turn begins with the next name.
 
-    Machines slow down and recover, so what always ran first would be measured at another speed.
+    Machines slow down and recover, so a name that always ran first would be measured at another speed.
 
     Args:
         names: names of what is measured.
         turns: the number of turns.
-        first: the index of the name that begins the first turn.
+        first_index: the index of the name that begins the first turn.
     """
     for turn in range(turns):
-        start = (first + turn) % len(names)
+        start = (first_index + turn) % len(names)
         yield from ((turn, name) for name in (*names[start:], *names[:start]))
 
 
 def race(
     ways: Mapping[str, Way],
     prompts: Sequence[tuple[str, Any]],
-    kind: Any,
+    result_type: Any,
     *,
     repeats: int = 1,
     warm_up: Any = None,
@@ -62,7 +62,7 @@ def race(
     Args:
         ways: the ways by name.
         prompts: the prompts, each after the name of its group.
-        kind: the type of a result, as for `RunStore.run`.
+        result_type: the type of a result, as for `RunStore.run`.
         repeats: how often everything runs.
         warm_up: a prompt that every way runs on first, whose result is dropped; None for none.
         runs: whether a way runs in a group.
@@ -70,15 +70,15 @@ def race(
         progress: called after every cell with its way.
 
     Returns:
-        All cells, those of a turn in the order of `ways`. After an interruption, the whole turns of whole repeats, or
-        those of the first repeat if it was not finished.
+        All cells, those of a turn in the order of `ways`. After an interruption: the cells of finished repeats or, if
+        the first repeat was not finished, those of its finished turns.
 
     Raises:
-        ConfigError: If there is no prompt or no way.
-        NothingFinished: If no turn was finished.
+        ConfigError: there is no prompt or no way.
+        NothingFinished: no turn was finished.
     """
-    _check_given("prompt", prompts)
-    _check_given("way", ways)
+    _check_not_empty("prompt", prompts)
+    _check_not_empty("way", ways)
     store = store or RunStore()
     warmed_ways = {name: _warmed(way, warm_up) for name, way in ways.items()}
     cells = list[Cell]()
@@ -87,7 +87,7 @@ def race(
             for number, (group, prompt) in enumerate(prompts):
                 results = {}
                 for _, name in by_turns([name for name in ways if runs(name, group)], 1, repeat + number):
-                    results[name] = store.run((repeat, number, name), kind, partial(warmed_ways[name], prompt))
+                    results[name] = store.run((repeat, number, name), result_type, partial(warmed_ways[name], prompt))
                     progress(name)
                 cells += [Cell(name, group, number, repeat, results[name]) for name in ways if name in results]
     if not cells:
@@ -95,13 +95,13 @@ def race(
     return _whole_repeats(cells, len(prompts))
 
 
-def _check_given(name: str, inputs: Sized) -> None:
+def _check_not_empty(name: str, inputs: Sized) -> None:
     if not inputs:
         raise ConfigError(f"there is no {name} to measure; give at least one")
 
 
 def _warmed(way: Way, warm_up: Any) -> Way:
-    """The same way, which runs on `warm_up` before its first prompt; not if that is None."""
+    """The same way, which runs on `warm_up` before its first prompt unless that is None."""
     warm = cache(lambda: None if warm_up is None else way(warm_up))
 
     def run(prompt: Any) -> Any:

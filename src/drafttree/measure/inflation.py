@@ -3,8 +3,8 @@
 The embedded pair is small, so its passes cost little and its speed-ups say little about large targets. An inflated
 target gives the embedded target's logits, and hence its real acceptance, at the cost of a large target. Weights that
 write to the residual stream are padded with zeros, and all others with random values, so that no product is trivially
-zero. Norm weights are scaled by the square root of the ratio of widths, which is exact in binary if the ratio is a
-power of four. Added layers have output projections of zero.
+zero. Norm weights are scaled by the square root of the ratio of widths. That is exact in binary if the ratio is a power
+of four. Added layers have output projections of zero.
 """
 
 import copy
@@ -29,7 +29,7 @@ from drafttree.measure.shapes import Shape, find_shape
 from drafttree.models import TargetModel, choose_backend
 
 NOISE = 1 << 20
-"""Random values that are drawn; the added weights repeat them."""
+"""Number of random values that are drawn; added weights repeat them."""
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         shape: sizes, none smaller than the model's; `head_dim` must be a multiple of the model's.
 
     Raises:
-        ConfigError: If the model is not such a Llama model, or a size is too small; the message names it.
+        ConfigError: the model is not a Llama model without biases, or a size is too small; the message names it.
     """
     _check(model, shape)
     config = copy.deepcopy(model.config)
@@ -53,7 +53,7 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     large_model.tie_weights()
     _fill(large_model)
     large_model.generation_config = copy.deepcopy(model.generation_config)
-    _copy(large_model.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
+    _copy(large_model.get_input_embeddings(), model.get_input_embeddings(), fill_value=0.0)
     if not config.tie_word_embeddings:
         _copy(large_model.get_output_embeddings(), model.get_output_embeddings())
     _copy_norm(large_model.model.norm, model.model.norm)
@@ -82,7 +82,7 @@ def load_inflated(
     large_shape = find_shape(shape)
     model_device = find_device(device)
     check_quantization("quantize", quantize, model_device)
-    check_quantization("quantize_drafter", quantize_drafter, model_device, others=(BY_DEFAULT, NONE))
+    check_quantization("quantize_drafter", quantize_drafter, model_device, other_values=(BY_DEFAULT, NONE))
     model_dtype = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, model_device)
     small_model = load_model(target, model_dtype, model_device)
     large_model = inflate(small_model, large_shape)
@@ -106,7 +106,7 @@ def drafters_for_inflated(
         quantize: as for `find_drafter`.
 
     Raises:
-        ModelError: If a drafter cannot be loaded or does not fit the small target.
+        ModelError: a drafter cannot be loaded or does not fit the small target.
     """
     large_target = transformers_model(decoder)
     small_target = TargetModel(load_model(target, large_target.dtype, large_target.device), choose_backend)
@@ -117,17 +117,17 @@ def drafters_for_inflated(
     return drafters
 
 
-def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None) -> Drafter | None:
+def _find(name: str, small_target: TargetModel, decoder: Decoder, quantize: str | None) -> Drafter | None:
     """Load a drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
-    drafter = find_drafter(name, small, decoder.tokenizer, None if quantize == NONE else quantize)
-    return _narrowed(drafter, small.module, transformers_model(decoder).module) if drafter else None
+    drafter = find_drafter(name, small_target, decoder.tokenizer, None if quantize == NONE else quantize)
+    return _narrowed(drafter, small_target.module, transformers_model(decoder).module) if drafter else None
 
 
-def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:
-    """The drafter for the inflated target: a head is wrapped, also within a mixed drafter; others are unchanged."""
+def _narrowed(drafter: Drafter, small_model: PreTrainedModel, large_model: PreTrainedModel) -> Drafter:
+    """The drafter for the inflated target: heads are wrapped, also in a mixed drafter; other drafters are unchanged."""
     if isinstance(drafter, MixedDrafter):
-        return MixedDrafter(drafter.lookup, _narrowed(drafter.model, small, large))
-    return NarrowDrafter(drafter, small, large) if drafter.hidden_layers else drafter
+        return MixedDrafter(drafter.lookup, _narrowed(drafter.model, small_model, large_model))
+    return NarrowDrafter(drafter, small_model, large_model) if drafter.hidden_layers else drafter
 
 
 class NarrowDrafter:
@@ -137,32 +137,32 @@ class NarrowDrafter:
 
     Args:
         drafter: the drafter made for the small target.
-        small: the small target.
-        large: the target inflated from it.
+        small_model: the small target.
+        large_model: the target inflated from it.
     """
 
-    def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
+    def __init__(self, drafter: Drafter, small_model: PreTrainedModel, large_model: PreTrainedModel) -> None:
         self._drafter = drafter
-        self._hidden = small.config.hidden_size
+        self._hidden_size = small_model.config.hidden_size
         self.vocab_size = drafter.vocab_size
         self.context = drafter.context
         self.levels = drafter.levels
         self.nbytes = drafter.nbytes
         self.flat = getattr(drafter, "flat", False)
-        layer_map = {small.config.num_hidden_layers: large.config.num_hidden_layers}
+        layer_map = {small_model.config.num_hidden_layers: large_model.config.num_hidden_layers}
         self.hidden_layers = tuple(layer_map.get(layer, layer) for layer in drafter.hidden_layers)
 
     def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request, as the head itself does."""
-        return NarrowSession(self._drafter.start(prompt, capacity), self._hidden)
+        return NarrowSession(self._drafter.start(prompt, capacity), self._hidden_size)
 
 
 class NarrowSession(Session):
-    """A head's session, which gets the first columns of every hidden state."""
+    """A head's session that reads the first columns of every hidden state."""
 
-    def __init__(self, session: Session, hidden: int) -> None:
+    def __init__(self, session: Session, hidden_size: int) -> None:
         self._session = session
-        self._hidden = hidden
+        self._hidden_size = hidden_size
 
     def choose(self, source: int) -> Session:
         return self._session.choose(source)
@@ -192,14 +192,14 @@ class NarrowSession(Session):
         self._session.commit(tokens, self._narrow(hidden_states))
 
     def _narrow(self, hidden_states: HiddenStates) -> HiddenStates:
-        return tuple(state[..., : self._hidden] for state in hidden_states)
+        return tuple(state[..., : self._hidden_size] for state in hidden_states)
 
 
 class _HeadPlacement:
     """Where the heads of a small model lie in the attention projections of a large one.
 
-    Rotary embedding pairs the dimensions i and i + head_dim / 2 and turns each pair by a frequency of its own, so query
-    and key dimensions move to where the large model's frequencies equal the small one's. The large model divides scores
+    Rotary embedding pairs the dimensions i and i + head_dim / 2, and each pair has a frequency. So query and key
+    dimensions move to where the large model's frequencies equal the small one's. The large model divides scores
     by a larger root of `head_dim`, which `query_scale` undoes.
 
     Attributes:
@@ -253,7 +253,7 @@ class _HeadGroups(NamedTuple):
 
     @property
     def query_heads(self) -> list[int]:
-        """Per query head of the small model, its place among those of the large model."""
+        """For each query head of the small model, its index among those of the large model."""
         heads = []
         for group in range(self.key_value_heads):
             first_head = group * self.copies * self.large_size
@@ -267,7 +267,7 @@ def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
 
 
 def _fill(model: PreTrainedModel) -> None:
-    """Fill all weight matrices with repeats of the same noise; to draw every weight takes as long as loading."""
+    """Fill all weight matrices with repeats of the same noise; drawing every weight takes as long as loading."""
     noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(model.config.initializer_range)
     noise = noise.to(model.device, model.dtype)
     for weight in model.parameters():
@@ -276,8 +276,8 @@ def _fill(model: PreTrainedModel) -> None:
                 piece.copy_(noise[: len(piece)])
 
 
-def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:
-    small_attention, large_attention = small.self_attn, large.self_attn
+def _copy_block(large_block: Any, small_block: Any, heads: _HeadPlacement) -> None:
+    small_attention, large_attention = small_block.self_attn, large_block.self_attn
     hidden_size = small_attention.q_proj.in_features
     large_attention.q_proj.weight[heads.whole_query] = 0.0
     large_attention.q_proj.weight[heads.query, :hidden_size] = small_attention.q_proj.weight * heads.query_scale
@@ -285,22 +285,22 @@ def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:
     large_attention.v_proj.weight[heads.value, :hidden_size] = small_attention.v_proj.weight[heads.sources]
     large_attention.o_proj.weight[:hidden_size, heads.out] = small_attention.o_proj.weight
     for name in ("gate_proj", "up_proj", "down_proj"):
-        _copy(getattr(large.mlp, name), getattr(small.mlp, name))
+        _copy(getattr(large_block.mlp, name), getattr(small_block.mlp, name))
     for name in ("input_layernorm", "post_attention_layernorm"):
-        _copy_norm(getattr(large, name), getattr(small, name))
+        _copy_norm(getattr(large_block, name), getattr(small_block, name))
 
 
-def _copy(large: Any, small: Any, others: float | None = None) -> None:
-    """Copy a small weight into the corner of a large one, whose other entries become `others` if given."""
-    if others is not None:
-        large.weight.fill_(others)
-    rows, columns = small.weight.shape
-    large.weight[:rows, :columns] = small.weight
+def _copy(large_layer: Any, small_layer: Any, fill_value: float | None = None) -> None:
+    """Copy a small weight into the corner of a large one, whose other entries become `fill_value` if given."""
+    if fill_value is not None:
+        large_layer.weight.fill_(fill_value)
+    rows, columns = small_layer.weight.shape
+    large_layer.weight[:rows, :columns] = small_layer.weight
 
 
-def _copy_norm(large: Any, small: Any) -> None:
-    width = len(small.weight)
-    large.weight[:width] = small.weight * math.sqrt(width / len(large.weight))
+def _copy_norm(large_norm: Any, small_norm: Any) -> None:
+    width = len(small_norm.weight)
+    large_norm.weight[:width] = small_norm.weight * math.sqrt(width / len(large_norm.weight))
 
 
 def _fields(shape: Shape) -> dict[str, int]:

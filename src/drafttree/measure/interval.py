@@ -1,4 +1,4 @@
-"""A number with its 95 % interval; the name of each constructor says by which method."""
+"""A number with its 95 % interval; each constructor is named after its method."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ import numpy as np
 from scipy.special import stdtrit
 
 Run = tuple[float, float]
-"""Tokens and seconds."""
+"""Tokens and seconds of one or more texts."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval over samples; a single sample tells nothing of the spread and has no ends."""
+    """A number with its 95 % interval over samples; the ends are None for a single sample, which has no spread."""
 
     mean: float
     low: float | None = None
@@ -39,38 +39,38 @@ class Interval:
         count = len(samples)
         if count < 2:
             return cls(mean)
-        reach = float(stdtrit(count - 1, 0.975) * samples.std(ddof=1)) / math.sqrt(count)
-        return cls(mean, mean - reach, mean + reach)
+        half_width = float(stdtrit(count - 1, 0.975) * samples.std(ddof=1)) / math.sqrt(count)
+        return cls(mean, mean - half_width, mean + half_width)
 
     @classmethod
-    def of_speeds_by_jackknife(cls, ours: Sequence[Run], theirs: Sequence[Run]) -> "Interval":
+    def of_speeds_by_jackknife(cls, runs: Sequence[Run], base_runs: Sequence[Run]) -> "Interval":
         """The ratio of two speeds, each of all tokens over all seconds, from a pair of runs per sample.
 
-        The interval is Student's t on the logarithm of the ratio, with the standard error of the jackknife, which
-        leaves out each sample in turn (Tukey 1958). The mean of the samples' own ratios would count a short text as
-        much as a long one, and would differ from the quotient of the two speeds.
+        The interval is Student's t on the logarithm of the ratio. Its standard error is that of the jackknife, which
+        leaves out each sample in turn (Tukey 1958). The mean of the samples' ratios is not used: it would count a short
+        text as much as a long one, and would not be the quotient of the two speeds.
         """
-        runs = np.asarray([ours, theirs], float)  # [2, samples, tokens and seconds]
-        totals = runs.sum(axis=1, keepdims=True)
-        count = runs.shape[1]
+        run_pairs = np.asarray([runs, base_runs], float)  # [2, samples, tokens and seconds]
+        totals = run_pairs.sum(axis=1, keepdims=True)
+        count = run_pairs.shape[1]
         centre = float(_log_ratio(totals)[0])
         if count < 2:
             return cls(math.exp(centre))
-        log_ratios = _log_ratio(totals - runs)
+        log_ratios = _log_ratio(totals - run_pairs)
         error = math.sqrt((count - 1) / count * np.square(log_ratios - log_ratios.mean()).sum())
-        reach = float(stdtrit(count - 1, 0.975)) * error
-        return cls(*(math.exp(end) for end in (centre, centre - reach, centre + reach)))
+        half_width = float(stdtrit(count - 1, 0.975)) * error
+        return cls(*(math.exp(end) for end in (centre, centre - half_width, centre + half_width)))
 
     @classmethod
-    def of_gain_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
+    def of_gain_by_student(cls, values: Sequence[float], base_values: Sequence[float]) -> "Interval":
         """The relative gain of one mean over another, from a pair of values per sample.
 
-        The interval is Student's t on the residuals `ours - ratio * theirs`, relative to the mean of `theirs`.
+        The interval is Student's t on the residuals `values - ratio * base_values`, over the mean of `base_values`.
         """
-        base = np.mean(theirs)
-        our_values = np.asarray(ours, float)
-        ratio = float(our_values.mean() / base)
-        residual = cls.by_student(((our_values - ratio * np.asarray(theirs, float)) / base).tolist())
+        base_mean = np.mean(base_values)
+        samples = np.asarray(values, float)
+        ratio = float(samples.mean() / base_mean)
+        residual = cls.by_student(((samples - ratio * np.asarray(base_values, float)) / base_mean).tolist())
         return cls(ratio - 1, *(None if end is None else ratio - 1 + end for end in (residual.low, residual.high)))
 
 
@@ -80,7 +80,7 @@ def total_speed(runs: Iterable[Run]) -> float:
     return tokens / seconds
 
 
-def _log_ratio(runs: np.ndarray) -> np.ndarray:
+def _log_ratio(run_pairs: np.ndarray) -> np.ndarray:
     """The logarithm of the ratio of two speeds, `[samples]`, from `[2, samples, tokens and seconds]`."""
-    our_speeds, their_speeds = runs[..., 0] / runs[..., 1]
-    return np.log(our_speeds / their_speeds)
+    speeds, base_speeds = run_pairs[..., 0] / run_pairs[..., 1]
+    return np.log(speeds / base_speeds)

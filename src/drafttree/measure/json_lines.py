@@ -16,7 +16,7 @@ def whole_lines(path: Path) -> list[str]:
     """Read the lines of a file, which is created if missing; an incomplete last line is removed from it.
 
     Raises:
-        InputError: If the file cannot be read and written, or is not UTF-8 text.
+        InputError: the file cannot be read and written, or is not UTF-8 text.
     """
     try:
         with path.open("a+b") as file:
@@ -35,7 +35,7 @@ def append_line(path: Path, value: object) -> None:
     """Append a value as one line, which is on the disk when this returns.
 
     Raises:
-        UnwritableError: If the file cannot be written; it stays unchanged.
+        UnwritableError: the file cannot be written; it stays unchanged.
     """
     try:
         with path.open("ab", buffering=0) as file:

@@ -13,11 +13,11 @@ from drafttree.engine.metrics import Metrics, ratio
 from drafttree.measure.record import columns
 
 LEAST_TOKENS = 1.02
-"""The least tokens per pass, tau, of texts with drafts: below it, plain decoding would be compared with itself."""
+"""The least tokens per pass, tau, of texts with drafts; below it, both texts are in effect plain decoding."""
 LEAST_COST, MOST_COST = 0.85, 1.15
-"""Bounds of the cost of a pass over one row in plain passes: it is the same pass, unless other work disturbs it."""
+"""Bounds of the cost of a pass over one row, in plain passes; outside them, other work disturbed the times."""
 FEWEST = 3
-"""The fewest passes over one row whose median is used."""
+"""The fewest passes over one row for a median."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,12 @@ class LimitingFactor:
         return cls(factor, ideals[factor], sentence)
 
 
-def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
+def _advice(law: SpeedupLaw, possible_tokens: float) -> dict[str, str]:
     """Per factor, its figure and what to try."""
     return {
         "acceptance": (
-            f"a round yields {law.tau:.1f} of {most:.1f} possible tokens; a drafter trained on such text would help"
+            f"a round yields {law.tau:.1f} of {possible_tokens:.1f} possible tokens; "
+            "a drafter trained on such text would help"
         ),
         "verification": f"scoring a tree costs {law.v:.2f} plain passes; a smaller budget would help",
         "drafting": (
@@ -175,10 +176,10 @@ class Speedup:
 
     @property
     def doubt(self) -> str | None:
-        """Why the ratio of the two speeds means nothing, in one line; None if it may be reported.
+        """Why the ratio of the two speeds is not reported, in one line; None if there is no doubt.
 
-        A pass over one row should cost the same in both kinds of texts. Medians are compared, since a single pass may
-        take as long as many: the first of its shape is recorded, even within a timed text.
+        A pass over one row should cost the same in both texts. Medians are compared, since one pass may take as long as
+        many: the first pass of a shape is recorded, even within a timed text.
         """
         drafted = self.drafted
         if self.drafts_nothing:
@@ -186,18 +187,19 @@ class Speedup:
             return f"No ratio: {reason} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
         single_row_seconds = [round_.target_seconds for round_ in drafted.rounds if round_.nodes == 1]
         plain_seconds = [round_.target_seconds for round_ in self.plain.rounds]
-        row_ratio = (
-            median(single_row_seconds) / median(plain_seconds)
-            if any(plain_seconds) and len(single_row_seconds) >= FEWEST
-            else 1.0
-        )
-        pass_ratio = drafted.target_pass / self.plain.target_pass if any(plain_seconds) else 1.0
-        is_alike = LEAST_COST <= row_ratio <= MOST_COST
-        if is_alike and pass_ratio >= LEAST_COST:
+        row_ratio = pass_ratio = 1.0
+        if any(plain_seconds):
+            pass_ratio = drafted.target_pass / self.plain.target_pass
+            if len(single_row_seconds) >= FEWEST:
+                row_ratio = median(single_row_seconds) / median(plain_seconds)
+        if not LEAST_COST <= row_ratio <= MOST_COST:
+            cost = f"one row cost {row_ratio:.2f}"
+        elif pass_ratio < LEAST_COST:
+            cost = f"{drafted.mean_nodes:.1f} rows cost {pass_ratio:.2f}"
+        else:
             return None
-        rows, cost = (f"{drafted.mean_nodes:.1f} rows", pass_ratio) if is_alike else ("one row", row_ratio)
         return (
-            f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
+            f"No speed-up shown: other programs disturbed the times (a pass over {cost} plain passes); "
             "run it again when the machine is idle."
         )
 

@@ -40,7 +40,7 @@ class Method:
         If the policy is missing, it is the default one; if the verifier is missing or "auto", it is the decoder's.
 
         Raises:
-            ConfigError: If the specification has another form, or a policy, parameter or verifier is unknown.
+            ConfigError: the specification has another form, or a policy, parameter or verifier is unknown.
         """
         fields = list(map(str.strip, spec.split(SEPARATOR)))
         if not fields[0] or len(fields) > 3:
@@ -81,7 +81,7 @@ def parse_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
     A string may hold several, separated by semicolons: "lookup|chain;embedded-draft|talon:budget=60,width=4|rrsw".
 
     Raises:
-        ConfigError: If there is no method, or as for `Method.parse`.
+        ConfigError: there is no method; or as in `Method.parse`.
     """
     parsed_methods = list(chain.from_iterable(map(_methods, methods)))
     if not parsed_methods:

@@ -25,8 +25,8 @@ def make_decoders(
         drafters: sources of drafters, by the names in methods; any other name is a source itself.
 
     Raises:
-        ConfigError: If a drafter is unknown or "none", or policy and verifier are not lossless together.
-        ModelError: If a drafter cannot be loaded or does not fit the target.
+        ConfigError: a drafter is unknown or "none", or policy and verifier are not lossless together.
+        ModelError: a drafter cannot be loaded or does not fit the target.
         TokenizerMismatch: If a language model that drafts has less than a third of the target's tokens.
     """
     all_methods = list(methods)
@@ -48,4 +48,4 @@ def _find_drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
         return source
     if drafter := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
         return drafter
-    raise ConfigError(f"{source!r} is not a drafter to measure; plain decoding is run in any case")
+    raise ConfigError(f"{source!r} is not a drafter to measure; leave it out: plain decoding is always included")

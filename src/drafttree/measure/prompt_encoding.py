@@ -17,17 +17,17 @@ BETWEEN = "\n\n"
 def encode_prompts(
     decoder: Decoder, examples: Iterable[Example], form: PromptForm, max_new_tokens: int
 ) -> list[list[int]]:
-    """The token ids of every turn that is asked; those that do not fit into the context are cut to their last tokens.
+    """The token ids of every turn; those that do not fit into the context are cut to their last tokens.
 
     Args:
         decoder: the decoder with a tokenizer.
         examples: the prompts.
         form: the form of the prompts.
-        max_new_tokens: new tokens to leave room for; also the most tokens of the target's answers to earlier turns.
+        max_new_tokens: new tokens to leave room for, and the maximum for the target's answers to earlier turns.
 
     Raises:
-        ContextError: If there is no room for any prompt.
-        InputError: If there is no tokenizer or no chat template that is needed.
+        ContextError: there is no room for any prompt.
+        InputError: there is no tokenizer, or a chat template is needed and missing.
     """
     turns = list[list[int]]()
     for example in examples:
@@ -50,34 +50,36 @@ def encode_turns(decoder: Decoder, example: Example, form: PromptForm, max_new_t
     return encode(decoder, turns, form.tokens, max_new_tokens)
 
 
-def _plain_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
-    turn_ids = [_ids(decoder, turns[0])[:most]]
+def _plain_turns(
+    decoder: Decoder, turns: Sequence[str], max_tokens: int | None, max_new_tokens: int
+) -> list[list[int]]:
+    turn_ids = [_ids(decoder, turns[0])[:max_tokens]]
     for turn in turns[1:]:
         answer = [token for token in _answer(decoder, turn_ids[-1], max_new_tokens).tokens if token not in decoder.eos]
         question_ids = _ids(decoder, BETWEEN + turn, add_special_tokens=False)
-        turn_ids.append([*turn_ids[-1], *answer, *question_ids[:most]])
+        turn_ids.append([*turn_ids[-1], *answer, *question_ids[:max_tokens]])
     return turn_ids
 
 
-def _chat_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
+def _chat_turns(decoder: Decoder, turns: Sequence[str], max_tokens: int | None, max_new_tokens: int) -> list[list[int]]:
     messages: list[Message] = []
     turn_ids: list[list[int]] = []
     for turn in turns:
         if turn_ids:
             answer = _answer(decoder, turn_ids[-1], max_new_tokens, chat=True)
             messages.append({"role": "assistant", "content": answer.text.strip()})
-        messages.append({"role": "user", "content": _cut(decoder, turn, most)})
+        messages.append({"role": "user", "content": _cut(decoder, turn, max_tokens)})
         turn_ids.append(render_chat(messages, decoder.tokenizer))
     return turn_ids
 
 
-def _cut(decoder: Decoder, text: str, most: int | None) -> str:
-    """The text of the first `most` tokens of a text."""
-    if most is None:
+def _cut(decoder: Decoder, text: str, max_tokens: int | None) -> str:
+    """The beginning of a text, of at most `max_tokens` tokens."""
+    if max_tokens is None:
         return text
     ids = _ids(decoder, text, add_special_tokens=False)
     tokenizer = cast(Any, decoder.tokenizer)
-    return text if len(ids) <= most else tokenizer.decode(ids[:most])
+    return text if len(ids) <= max_tokens else tokenizer.decode(ids[:max_tokens])
 
 
 def _ids(decoder: Decoder, text: str, **options: bool) -> list[int]:
@@ -96,8 +98,8 @@ def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> t
     """A prompt's token ids, cut to the last ones that fit into the context, and whether they were cut.
 
     Raises:
-        ContextError: If there is no room for any prompt.
-        InputError: If the prompt is a text and there is no tokenizer.
+        ContextError: there is no room for any prompt.
+        InputError: the prompt is a text and there is no tokenizer.
     """
     if isinstance(prompt, str):
         if decoder.tokenizer is None:

@@ -1,3 +1,5 @@
+"""The form in which prompts of a file are asked."""
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -6,13 +8,13 @@ from drafttree.measure.prompts import EXCERPT
 
 @dataclass(frozen=True)
 class PromptForm:
-    """Which prompts of a file are asked, and in which form.
+    """Which prompts of a file are asked, and how.
 
     Attributes:
         chat: whether the tokenizer's chat template renders prompts.
         category: take only prompts whose category begins with this; None for all.
-        turns: the most turns of a conversation, each a prompt of its own; None for the first or, with `chat`, for all.
-        tokens: the most tokens of a turn, whose end is cut off; None for all.
+        turns: maximum number of turns of a conversation, each a prompt of its own. None: all with `chat`, else one.
+        tokens: maximum number of tokens of a turn, whose end is cut off; None for all.
     """
 
     chat: bool = False
@@ -22,7 +24,7 @@ class PromptForm:
 
     @property
     def most_turns(self) -> int | None:
-        """The most turns of a conversation; None for all."""
+        """Maximum number of turns of a conversation; None for all."""
         return self.turns or (None if self.chat else 1)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from drafttree.core.errors import InputError
 
 EXCERPT = 600
-"""Characters at the beginning of a long text that are its prompt by default."""
+"""Number of characters of a long text that are its prompt by default."""
 SUFFIXES = (".jsonl", ".txt", ".raw", ".jsonl.gz", ".txt.gz", ".raw.gz")
 
 
@@ -40,7 +40,7 @@ def read_prompt(argument: str | None) -> str:
     """The prompt of a command: its argument, or standard input if that is "-" or missing.
 
     Raises:
-        InputError: If there is no prompt, or it is not UTF-8 text. A terminal is not read for a missing argument.
+        InputError: there is no prompt, or it is not UTF-8 text. Without an argument, a terminal is not read.
     """
     if argument is None and sys.stdin is not None and sys.stdin.isatty():
         raise InputError("there is no prompt; give one as an argument, or - to read standard input")
@@ -85,18 +85,18 @@ def read_examples(
 ) -> list[Example]:
     """The prompts of one or more files, with what the files say about them.
 
-    A `.jsonl` file holds an object per line, with "prompt", "text" (the prompt is its beginning) or "turns" (the prompt
-    is the first), and perhaps with "category". A `.txt` file holds a prompt per line. A `.raw` file holds articles as
-    in WikiText, whose beginnings are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
+    A `.jsonl` file holds an object per line with "prompt", "text" (its beginning is the prompt) or "turns" (the first
+    is the prompt). It may also have a "category". A `.txt` file holds a prompt per line. A `.raw` file holds articles
+    as in WikiText, whose beginnings are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
         paths: the files, read in this order.
-        limit: the most prompts.
+        limit: maximum number of prompts.
         category: take only prompts whose category begins with this.
-        excerpt: the most characters of a "text" or an article; None for all.
+        excerpt: maximum number of characters of a "text" or an article; None for all.
 
     Raises:
-        InputError: If a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
+        InputError: a file cannot be read, a line is bad (the message has its number), or there is no prompt at all.
     """
     paths = [Path(paths)] if isinstance(paths, str | Path) else list(map(Path, paths))
     examples = chain.from_iterable(_prompts(path, excerpt) for path in paths)
@@ -109,7 +109,7 @@ def read_examples(
 
 
 def _of_category(paths: list[Path], category: str | None) -> str:
-    """The end of the message about a category without prompts; empty if none was asked for."""
+    """The end of the message about a category without prompts; empty if no category was asked for."""
     if not category:
         return ""
     categories = {example.category for path in paths for example in _prompts(path) if example.category}
@@ -120,7 +120,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        InputError: If the file cannot be read or is not UTF-8 text.
+        InputError: the file cannot be read or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -135,11 +135,11 @@ def spread_examples(paths: Iterable[Path], limit: int | None = None, **selection
 
     Args:
         paths: the files, in their order.
-        limit: the most prompts of all files together.
+        limit: maximum number of prompts of all files together.
         **selection: `category` and `excerpt`, as `read_examples` takes them.
 
     Raises:
-        InputError: As for `read_examples`.
+        InputError: as for `read_examples`.
     """
     files = [read_examples(path, **selection) for path in paths]
     if limit is None:
@@ -191,7 +191,7 @@ def _from_json(line: str, excerpt: int | None) -> Example:
     """The prompt of a JSON object.
 
     Raises:
-        ValueError: If the line is not an object with a prompt.
+        ValueError: the line is not an object with a prompt.
     """
     try:
         entry = json.loads(line)
@@ -218,7 +218,7 @@ def _text(key: str, value: object) -> str:
     """Return a value that must be text.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: the value is not text, or is blank.
     """
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} holds no text")
@@ -231,7 +231,7 @@ def _string(key: str, value: object) -> str | None:
     """Return a value that must be a string or None.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: the value is something else.
     """
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{key!r} holds no text")
@@ -239,7 +239,7 @@ def _string(key: str, value: object) -> str | None:
 
 
 def _excerpt(text: str, characters: int | None) -> str:
-    """The beginning of a text of at most so many characters, up to a whole word."""
+    """The first characters of a text, up to a whole word; the whole text if `characters` is None."""
     if characters is None or len(text) <= characters:
         return text
     return text[:characters].rsplit(None, 1)[0]

@@ -30,7 +30,7 @@ def from_lists(lists: Mapping[str, Any]) -> np.recarray:
 
 
 def describe(metrics: Metrics) -> dict[str, object]:
-    """The figures of one text, for JSON; lists have a member per round."""
+    """The figures of one text, for JSON; lists have one entry per round."""
     return {
         "tokens": metrics.tokens,
         "seconds": metrics.seconds,
@@ -42,6 +42,6 @@ def describe(metrics: Metrics) -> dict[str, object]:
 
 
 def loops(tokens: Sequence[int]) -> bool:
-    """Whether the last 48 tokens repeat with a period of at most 16: any drafter predicts such a text."""
+    """Whether the last 48 tokens repeat with a period of at most 16; every drafter predicts such a text."""
     tail = tokens[-TAIL:]
     return len(tail) == TAIL and any(tail[period:] == tail[:-period] for period in range(1, PERIOD + 1))

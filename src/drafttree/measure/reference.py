@@ -25,9 +25,9 @@ from drafttree.models.quantization.quantized_linear import quantized_layers
 TIE_UNITS = 6
 """In dtypes below float32, a difference is a tie if its gap is at most this many units of rounding."""
 GRID = 10
-"""Steps per unit of rounding in which a gap is searched, if the sampling truncates."""
+"""Steps per unit of rounding in the search for a gap, which is needed if the sampling truncates."""
 NODES = 8
-"""Nodes of the chain by which rounding is measured, besides a single node and transformers' own pass."""
+"""Nodes of the chain that rounding is measured with, besides a single node and transformers' own pass."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Difference:
         position: index among the generated tokens.
         expected: token id of the reference there; None if it had ended.
         got: token id of the other text there; None if it had ended.
-        gap: the least by which rounding has to move a score of transformers' own row so that the less likely of the two
-            tokens is chosen: how far it is below the best, or from the edge of a truncation. Infinite if one of the
-            texts had ended, or beyond 60 units.
-        rounding: the unit of rounding of a score: how much scores differ between two ways to compute the row, as the
-            standard deviation over all tokens. 0 in float32, where no difference is a tie, unless weights have 8 bits.
+        gap: how far rounding has to move a score of transformers' own row so that the less likely of the two tokens is
+            chosen: its distance from the best score, or from the edge of a truncation. Infinite if one of the texts had
+            ended, or beyond 60 units.
+        rounding: the unit of rounding of a score: the standard deviation, over all tokens, of the difference between
+            two ways to compute the row. 0 in float32, where no difference is a tie, unless weights are quantised.
     """
 
     position: int
@@ -96,7 +96,7 @@ def transformers_model(decoder: Decoder) -> TargetModel:
     """The decoder's target, which must be a transformers model.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: the target is not a transformers model.
     """
     if not isinstance(decoder.target, TargetModel):
         raise ConfigError(f"{type(decoder.target).__name__} is not a transformers model: there is no reference")
@@ -109,8 +109,8 @@ def transformers_generate(
 ) -> ReferenceRun:
     """Generate with transformers alone, on the decoder's target.
 
-    Logits processors are those that transformers makes from the options and the model's own generation config, those
-    among the options, and one that asks the grammar token by token.
+    transformers makes logits processors from the options and the model's generation config. Those given as an option
+    are added, and one that applies the grammar token by token.
 
     Args:
         decoder: the decoder whose target, tokenizer and EOS tokens to use.
@@ -120,7 +120,7 @@ def transformers_generate(
             text differs from drafttree's.
 
     Raises:
-        ConfigError: If the target is not a transformers model, or has a `lossy_window`, which those do not know.
+        ConfigError: the target is not a transformers model, or has a `lossy_window`, which transformers lacks.
     """
     request_options = RequestOptions.merge(decoder.defaults, options)
     model = transformers_model(decoder)
@@ -152,7 +152,7 @@ def transformers_generate(
 
 
 def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) -> dict[str, Any]:
-    """The arguments of `generate`; generation options that equal the model's own config are left out."""
+    """The arguments of `generate`, without options that are as in the model's generation config."""
     eos = list(options.eos(decoder.eos, decoder.target.vocab_size))
     sampling = options.sampling
     sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
@@ -180,7 +180,7 @@ def find_difference(
     """The first difference of a text from the reference, with how close the choice was; None if they are equal.
 
     Args:
-        decoder: the decoder whose target judges, by one plain transformers pass over prompt and common beginning.
+        decoder: the decoder whose target judges, by one transformers pass over the prompt and the common tokens.
         prompt: token ids of the prompt.
         expected: the reference's tokens.
         got: the other text's tokens.
@@ -221,7 +221,7 @@ class _ReferenceRow:
     rounding: float
 
     def gap(self, token: int) -> float:
-        """The least by which rounding has to move logits so that the token is chosen.
+        """How far rounding has to move logits so that the token is chosen.
 
         If the sampling truncates, rounding may also decide which tokens are left.
         """
@@ -246,16 +246,20 @@ class _ReferenceRow:
     def _kept(self, logits: Tensor) -> Tensor:
         return replace(self.sampling, temperature=1.0).process(logits) if self._truncates else logits
 
-    def _may_be_chosen(self, token: int, moved: float) -> bool:
-        """Whether a token that is moved up by so much survives truncation, and no better one surely survives it too."""
+    def _may_be_chosen(self, token: int, shift: float) -> bool:
+        """Whether rounding of at most `shift` per logit can make a token the choice.
+
+        The token must survive truncation if its logit is raised by `shift`. Every token that still scores better must
+        be truncated if its logit is lowered by `shift`.
+        """
         raised_logits = self.logits.clone()
-        raised_logits[token] += moved
+        raised_logits[token] += shift
         if not self._kept(raised_logits)[token] > -torch.inf:
             return False
         scores = self.logits + self.noise
-        for rival in (scores > scores[token] + moved).nonzero()[:, 0].tolist():
+        for rival in (scores > scores[token] + shift).nonzero()[:, 0].tolist():
             lowered_logits = self.logits.clone()
-            lowered_logits[rival] -= moved
+            lowered_logits[rival] -= shift
             if self._kept(lowered_logits)[rival] > -torch.inf:
                 return False
         return True
@@ -265,7 +269,7 @@ class _ReferenceRow:
 def _reference_row(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> _ReferenceRow:
-    """The row of the token that follows a text."""
+    """The scores of the token that follows a text."""
     request = decoder.plain().new_request(prompt, **options)
     sampling = request.task.verifier.sampling
     for token in text:
@@ -304,12 +308,12 @@ def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
 class _GrammarProcessor(LogitsProcessor):
     """Restricts one text of transformers' `generate` to a grammar, token by token."""
 
-    def __init__(self, state: ConstraintState, known: int) -> None:
+    def __init__(self, state: ConstraintState, prompt_length: int) -> None:
         self._state = state
-        self._known = known
+        self._read_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for token in input_ids[0, self._known :].tolist():
+        for token in input_ids[0, self._read_length :].tolist():
             self._state.commit(token)
-        self._known = input_ids.shape[1]
+        self._read_length = input_ids.shape[1]
         return self._state.restrict([()], scores.float())

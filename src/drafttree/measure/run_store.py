@@ -26,7 +26,7 @@ class RunStore:
     A store without a folder keeps nothing on disk; measurements use one if they are given no store.
 
     Args:
-        folder: the folder of the results, which are JSON lines, written as runs finish; None for none.
+        folder: the folder of the results, which are written as JSON lines as runs finish; None for none.
         command: everything that decides what is run; a folder holds the runs of one command.
         partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
         minutes: minutes after which no run begins, and the measurement ends as by Ctrl-C; None for no limit.
@@ -37,7 +37,7 @@ class RunStore:
         command: the given command, with the versions of the packages.
 
     Raises:
-        InputError: If the folder holds the runs of another command or anything else, or cannot be written.
+        InputError: the folder holds something other than runs of this command, or cannot be written.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RunStore:
         minutes: float | None = None,
     ) -> None:
         self.interrupted = self.out_of_time = False
-        self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
+        self._end_time = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self.folder = folder
         self._partial = partial
         self.command: dict[str, Any] = {"versions": versions(), **(command or {})}
@@ -66,7 +66,7 @@ class RunStore:
         """Read the results of a folder, whichever command made them; nothing is written to it.
 
         Raises:
-            InputError: If the folder holds no runs.
+            InputError: the folder holds no runs.
         """
         if not (folder / COMMAND).is_file():
             raise InputError(f"{folder}: no runs of drafttree in it; name the folder of a command's --out")
@@ -75,32 +75,32 @@ class RunStore:
         store._read_runs(folder)
         return store
 
-    def run(self, key: tuple[str | int | float, ...], kind: Any, work: Callable[[], Result]) -> Result:
+    def run(self, key: tuple[str | int | float, ...], result_type: Any, work: Callable[[], Result]) -> Result:
         """Return the stored result of a run or, if there is none, make and store it.
 
         Args:
             key: the key of the run.
-            kind: the type of the result, which pydantic must know: dataclasses, lists, numbers ...
+            result_type: the type of the result, which pydantic must know: dataclasses, lists, numbers ...
             work: makes the result.
         """
         if (name := json.dumps(key)) in self._kept:
-            return _adapter(kind).validate_python(self._kept[name])
+            return _adapter(result_type).validate_python(self._kept[name])
         self.check_time()
         result = self._made[name] = work()
         if self.folder:
-            entry = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
+            entry = {"run": key, "result": _adapter(result_type).dump_python(result, mode="json")}
             append_line(self.folder / RUNS, entry)
         return result
 
-    def find(self, key: tuple[str | int | float, ...], kind: Any) -> Any:
-        """The result of a run that was made or stored, None if there is none; arguments as for `run`."""
+    def find(self, key: tuple[str | int | float, ...], result_type: Any) -> Any:
+        """The result of a run that was made or stored; None if there is none. Arguments are those of `run`."""
         if (name := json.dumps(key)) not in self._made and name in self._kept:
-            self._made[name] = _adapter(kind).validate_python(self._kept[name])
+            self._made[name] = _adapter(result_type).validate_python(self._kept[name])
         return self._made.get(name)
 
     def check_time(self) -> None:
         """End the measurement if its minutes are over; every run begins with this check."""
-        if time.monotonic() > self._ends:
+        if time.monotonic() > self._end_time:
             raise _TimeIsOver
 
     @contextmanager
@@ -136,7 +136,7 @@ class RunStore:
 
 
 class NothingFinished(Exception):
-    """Raised if a measurement whose partial results are wanted was interrupted before there were any.
+    """Raised if a measurement was interrupted before it had partial results to return.
 
     Attributes:
         store: the store of the measurement.

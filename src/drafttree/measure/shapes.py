@@ -18,7 +18,7 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Weights of the layers, without embeddings and head."""
+        """Number of weights of the layers, without embeddings and head."""
         attention = 2 * self.head_dim * (self.heads + self.key_value_heads)
         return self.layers * self.hidden * (attention + 3 * self.intermediate)
 
@@ -35,7 +35,7 @@ def find_shape(name: str) -> Shape:
     """Return the shape of this name.
 
     Raises:
-        ConfigError: If the name is unknown.
+        ConfigError: the name is unknown.
     """
     if name not in SHAPES:
         raise unknown("shape", name, SHAPES)

@@ -35,7 +35,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Rows, or other nested values with figures, as plain values for JSON."""
+    """Nested values with figures, such as rows, as plain values for JSON."""
     if isinstance(value, Interval):
         return vars(value)
     if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ from drafttree.models.windows import EVERYTHING, LossyWindow
 from drafttree.models.wrapped_backends import WindowedBackend
 
 ROWS = ((1, None), (1, 32), (16, None), (16, 16))
-"""Fewest and most rows of a pass that `exact_text` tries, the cheapest first; None for no limit."""
+"""Limits of a pass, its fewest and most rows, that `exact_text` tries, the cheapest first; None for no limit."""
 
 NOT_RUN = (AttributeError, RuntimeError, TypeError, ValueError)
 """Errors raised where a layer was replaced by one of another kind or size."""
@@ -42,9 +42,9 @@ class Wants:
     """Properties wanted of a backend beside the module's own logits.
 
     Attributes:
-        exact_text: a token's logits must be the same in every pass, which is tried out.
+        exact_text: whether a token's logits must be the same in every pass; a trial shows whether they are.
         lossy_window: window of its KV caches, None for none.
-        recorded: passes may be recorded; false for modules whose layers read inputs that recorded passes lack.
+        recorded: whether passes may be recorded. False if layers read inputs that recorded passes do not have.
     """
 
     exact_text: bool = False
@@ -59,61 +59,63 @@ EVERY_TEXT = Wants()
 def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backend:
     """The fastest backend whose tree pass gives a module's own logits along both paths of a small tree.
 
-    `NativeBackend` is preferred, then `FusedBackend`, if they support the module; on CUDA the passes of the latter are
-    recorded. Only the backends that may be returned are checked. A module that is sharded over processes runs as it is,
+    `NativeBackend` is preferred, then `FusedBackend`, if they support the module. On CUDA the passes of `FusedBackend`
+    are recorded. Only backends that may be returned are checked. A module that is sharded over processes runs as it is,
     since fused layers would leave out the sums over its shares.
 
     Raises:
-        ModelError: the module has layers that cannot be verified in a tree, its tree pass gives other logits, or none
-            of its backends has the wanted properties.
+        ModelError: the module's layers cannot be verified in a tree, its tree pass gives other logits, or no backend
+            has the wanted properties.
     """
-    own_logits = OwnLogits(module)
+    module_logits = OwnLogits(module)
     window = wants.lossy_window
     if wants.exact_text:
-        return _exact_text(own_logits)
+        return _exact_text(module_logits)
     if window and recurrent_layers(module):
         class_name = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {class_name}, whose recurrent layers remember the whole text")
     if tensor_parallel_size(module) > 1:
-        backend = ShardedBackend(verify(own_logits))
+        backend = ShardedBackend(verify(module_logits))
     else:
-        backend = _fastest(own_logits, native=window is None)
+        backend = _fastest(module_logits, native=window is None)
         if wants.recorded:
-            backend = _recorded(backend, own_logits)
+            backend = _recorded(backend, module_logits)
     return WindowedBackend(backend, window) if window else backend
 
 
-def _recorded(fast: Backend, own: OwnLogits) -> Backend:
-    """The backend with recorded passes if it runs fused layers on CUDA; else itself, with the reason noted."""
-    if own.module.device.type != "cuda" or not isinstance(fast, FusedBackend):
-        return fast
-    if fast.spans != (EVERYTHING,):
-        return _instead(fast, RecordedBackend="its layers have windows")
-    if not fast.is_uniform:
-        return _instead(fast, RecordedBackend="its layers have heads of several shapes, or share keys")
-    if fast.has_long_rope:
-        return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
-    key_heads, width, _ = fast.layout.buffers[0]
+def _recorded(backend: Backend, module_logits: OwnLogits) -> Backend:
+    """Record the passes of a backend if it runs fused layers on CUDA; else return it with the reason noted."""
+    if module_logits.module.device.type != "cuda" or not isinstance(backend, FusedBackend):
+        return backend
+    if backend.spans != (EVERYTHING,):
+        return _instead(backend, RecordedBackend="its layers have windows")
+    if not backend.is_uniform:
+        return _instead(backend, RecordedBackend="its layers have heads of several shapes, or share keys")
+    if backend.has_long_rope:
+        return _instead(backend, RecordedBackend="its rotary embeddings change with the length of a text")
+    key_heads, width, _ = backend.layout.buffers[0]
     recorded_backend = RecordedBackend(
-        fast, CudaGraphs(own.module.device), find_varlen_attention(fast.empty, key_heads, width)
+        backend,
+        CudaGraphs(module_logits.module.device),
+        find_varlen_attention(backend.empty, key_heads, width),
     )
-    if _repeats(recorded_backend, own.in_trees, own.allowed()):
+    if _repeats(recorded_backend, module_logits.in_trees, module_logits.allowed_gap()):
         return recorded_backend
-    return _instead(fast, RecordedBackend="its passes give other logits when they are replayed")
+    return _instead(backend, RecordedBackend="its passes give other logits when they are replayed")
 
 
-def _exact_text(own: OwnLogits) -> Backend:
+def _exact_text(module_logits: OwnLogits) -> Backend:
     """A backend that gives a token the same logits in every pass.
 
     Raises:
         ModelError: the module cannot be verified in a tree, or none of its backends does this on its device.
     """
-    module = own.module
+    module = module_logits.module
     class_name = type(module).__name__
     if obstacle := _own_sums(module):
-        verify(own)  # raises the error of a module that cannot be verified at all
+        verify(module_logits)  # a module that cannot be verified at all gets that error
         raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
-    fastest_backend = _fastest(own)
+    fastest_backend = _fastest(module_logits)
     if fastest_backend.exact_text:
         return fastest_backend
     experts = routed_experts(module)
@@ -129,7 +131,7 @@ def _exact_text(own: OwnLogits) -> Backend:
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:
-    """The part of a module whose sums `exact_text` cannot make independent of a pass, None if there is none."""
+    """The part of a module whose sums `exact_text` cannot make independent of other rows, None if there is none."""
     if tensor_parallel_size(module) > 1:
         return "weights that are sharded over processes"
     if takes_mask(module):
@@ -142,31 +144,31 @@ def _own_sums(module: PreTrainedModel) -> str | None:
 
 
 @stage("check")
-def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
-    """The fastest backend that gives a module's own logits, without recorded passes; it says why not a faster one.
+def _fastest(module_logits: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
+    """The fastest backend that gives a module's own logits; its `fallback_reason` says why faster ones do not run.
 
     Args:
-        own: the module's own logits.
+        module_logits: the module's own logits.
         native: whether a `NativeBackend` may be returned.
 
     Raises:
-        ModelError: as of `choose_backend`.
+        ModelError: the module's layers cannot be verified in a tree, or its tree pass gives other logits.
     """
     refusal_reasons: dict[str, str] = {}
-    if native and own.module.device.type == "cpu":
-        native_backend = _trusted_native(own)
+    if native and module_logits.module.device.type == "cpu":
+        native_backend = _trusted_native(module_logits)
         if not isinstance(native_backend, str):
             return native_backend
         refusal_reasons["NativeBackend"] = native_backend
-    backend = verify(own)
-    fused_backend = _trusted_fused(own)
+    backend = verify(module_logits)
+    fused_backend = _trusted_fused(module_logits)
     if not isinstance(fused_backend, str):
         return _instead(fused_backend, **refusal_reasons)
     return _instead(backend, **refusal_reasons, FusedBackend=fused_backend)
 
 
 def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
-    """The backend, with the reasons noted why faster ones, given by name, do not run the module."""
+    """Note in a backend why faster ones, given by name, do not run the module."""
     names_by_reason = defaultdict[str, list[str]](list)
     for name, reason in refused.items():
         names_by_reason[reason].append(name)
@@ -175,13 +177,13 @@ def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
     return backend
 
 
-def _trusted_native(own: OwnLogits) -> NativeBackend | str:
+def _trusted_native(module_logits: OwnLogits) -> NativeBackend | str:
     """The native backend of a module if it supports the module and gives its own logits, else why not."""
-    module = own.module
+    module = module_logits.module
     if reason := why_not_native(module):
         return reason
-    # computed before packing if the module itself reads packed weights, since it would get them back
-    native_reference = own.for_native if reads_packed_weights(module) else None
+    # if the module itself reads packed weights, it would get them back; so its logits are computed before packing
+    native_reference = module_logits.for_native if reads_packed_weights(module) else None
     try:
         native = NativeBackend(module)
     except WrongProductError as error:
@@ -189,23 +191,23 @@ def _trusted_native(own: OwnLogits) -> NativeBackend | str:
     except NOT_RUN as error:
         return _other_layer(error)
     reference, tolerance = native_reference or OwnLogits(module, native.packed).for_native
-    native.packed.take_back()  # what the module has read itself, such as a router
+    native.packed.take_back()  # weights that the module has read itself, such as a router's
     return native if (gap := largest_gap(native, reference)) <= tolerance else _other_logits(gap)
 
 
 @unrounded_activations()
-def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
+def _trusted_fused(module_logits: OwnLogits) -> FusedBackend | str:
     """The fused backend of a module if it supports the module and gives its own logits, else why not."""
-    if reason := why_not_fused(own.module):
+    if reason := why_not_fused(module_logits.module):
         return reason
-    if any(isinstance(submodule, BlockLinear) for submodule in own.module.modules()):
+    if any(isinstance(submodule, BlockLinear) for submodule in module_logits.module.modules()):
         return "weights in blocks are multiplied by drafttree-native alone"
     try:
-        fused = FusedBackend(own.module)
-        gap = largest_gap(fused, [*own.in_trees, *own.late])
+        fused = FusedBackend(module_logits.module)
+        gap = largest_gap(fused, [*module_logits.in_trees, *module_logits.late])
     except (AttributeError, RuntimeError) as error:
         return _other_layer(error)
-    return fused if gap <= own.allowed() else _other_logits(gap)
+    return fused if gap <= module_logits.allowed_gap() else _other_logits(gap)
 
 
 def _other_logits(gap: float) -> str:
@@ -213,12 +215,12 @@ def _other_logits(gap: float) -> str:
 
 
 def _other_layer(error: Exception) -> str:
-    """The reason to give where a layer was replaced by one of another kind or size."""
+    """The reason to give if a layer was replaced by one of another kind or size."""
     return f"a layer is not as those of its family ({str(error).partition(chr(10))[0]})"
 
 
-def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
+def _repeats(recorded_backend: RecordedBackend, reference: Reference, allowed_gap: float) -> bool:
     """Whether replayed passes, recorded on other tokens, give the module's own logits."""
-    for probe, logits in own:
-        tree_logits(recorded, probe.shifted(logits.shape[-1]))
-    return largest_gap(recorded, own) <= allowed
+    for probe, logits in reference:
+        tree_logits(recorded_backend, probe.shifted(logits.shape[-1]))
+    return largest_gap(recorded_backend, reference) <= allowed_gap

@@ -16,7 +16,7 @@ class Scorer(Protocol):
 
     Attributes:
         device: device of its tensors.
-        shares_passes: whether several segments run in one pass; if not, they run one after the other.
+        shares_passes: whether several segments run in one pass; if not, each has a pass of its own.
     """
 
     device: torch.device
@@ -35,9 +35,9 @@ class Scorer(Protocol):
         which segment. Nothing is padded, and requests may join and leave between passes.
 
         Args:
-            segments: each with a KV cache of its own; for an empty list no pass is run.
-            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index
-                i is the input of layer i. No other layer's states are kept.
+            segments: the nodes of each request, each with its own KV cache; for an empty list no pass is run.
+            hidden_layers: which hidden states to return, counted as transformers' `hidden_states`: index i is the input
+                of layer i.
 
         Returns:
             The output of every segment.
@@ -49,9 +49,9 @@ class Backend(Scorer, Protocol):
     """One way to run a transformers model over trees of tokens.
 
     Attributes:
-        exact_text: whether a token's logits are the same bit for bit in every pass, so that all texts are those of
+        exact_text: whether a token's logits are bit for bit the same in every pass, so that every text equals that of
             plain decoding.
-        lossy_window: the rows that tokens attend to, None for all of them.
+        lossy_window: the window of rows that tokens attend to, None if they attend to all.
         packed_nbytes: bytes of packed copies of the weights, which are not among `Model.nbytes`.
         fallback_reason: which faster backends were refused for the module, and why; None if none was.
     """
@@ -75,8 +75,8 @@ class Model(Scorer, Protocol):
     Attributes:
         vocab_size: width of the logits.
         context: largest number of positions of a text, None for no limit.
-        rope_switch: the position at which the KV cache of a text has to be computed anew, since LongRoPE uses other
-            frequencies from there on; None for other models.
+        rope_switch: the position from which LongRoPE uses its long frequencies, None if no text uses them. The KV cache
+            has to be computed anew there.
         nbytes: bytes of its weights.
     """
 
@@ -106,7 +106,7 @@ def prefill(
         tokens: ids to append.
         hidden_layers: hidden states to return, counted as in `Scorer.forward`.
         chunk: largest number of tokens of a pass.
-        read: called with the logits of all tokens; if None, only those of each pass's last token are computed.
+        read: called with the logits of all tokens, pass by pass. If None, only the last token of a pass gets logits.
 
     Returns:
         The number of passes, and the hidden states asked for, each `[1, tokens, hidden]`.
@@ -119,7 +119,7 @@ def prefill(
 
 
 def _joined(chunks: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Concatenate the states of each layer, given the states of all layers for each chunk of tokens."""
+    """Concatenate the states of each layer over chunks of tokens; a chunk has the states of all layers."""
     return tuple(torch.cat(layer_chunks, 1) for layer_chunks in zip(*chunks, strict=True))
 
 
@@ -147,14 +147,14 @@ def prefill_and_score(
 ) -> tuple[int, tuple[Tensor, ...], Output]:
     """Append tokens as `prefill` does, but leave the last one's row drafted, as the root of a tree, and score it.
 
-    Recurrent layers read many tokens in another way than they decode one: they add up in another order, and some use
-    another formula (Nemotron-H bounds its time steps). As in transformers' `generate`, the last token of the prompt is
-    read along with those before it.
+    Recurrent layers add up in another order when they read many tokens than when they decode one. Some use another
+    formula (Nemotron-H bounds its time steps). So the prompt's last token is read along with those before it, as in
+    transformers' `generate`.
 
     Returns:
         The number of passes; the hidden layers asked for, `[1, tokens - 1, hidden]`; the last token's output.
     """
-    chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
+    chunk -= len(tokens) % chunk == 1  # a last pass over a single token would decode it
     cut = (len(tokens) - 1) // chunk * chunk
     passes, hidden_states = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
     with cache.recurrent.reading():
@@ -166,12 +166,12 @@ def prefill_and_score(
 
 
 def _read(
-    model: Scorer, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
+    model: Scorer, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], row_reader: RowReader | None
 ) -> Output:
     segment = Segment.of_text(cache, tokens)
-    if read:
+    if row_reader:
         segment = segment._replace(wanted=slice(None))
     (output,) = model.forward([segment], hidden_layers=hidden_layers)
-    if read:
-        read(output.logits[0])
+    if row_reader:
+        row_reader(output.logits[0])
     return output._replace(logits=output.logits[:, -1:])

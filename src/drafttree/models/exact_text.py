@@ -1,12 +1,17 @@
-"""The backend of `exact_text`: every row of a pass is computed the same whatever stands beside it.
+"""The backend of `exact_text`: a row's result does not depend on the other rows of its pass.
 
-Decoding in trees then gives the logits of plain decoding bit for bit, and so its texts, in every dtype. Three things
-make rows depend on others: attention adds up in another order where other branches lie between a path's rows (see
-`drafttree.models.attention.exact_attention`), products of matrices use other kernels for other numbers of rows, and
-vectorised functions treat the last few values of a tensor differently. Which numbers of rows are safe depends on the
-device and its libraries, so it is tried out: the same tokens are scored one by one, as nodes of trees, and behind a
-prompt that was read in parts, after keys and values of random numbers. Experts get as many rows as tokens are routed
-to them, which no bounds on a pass decide, so they compute every token alone (`drafttree.models.module.experts`).
+So decoding in trees gives the logits of plain decoding bit for bit, and the same texts, in every dtype. Without this
+backend, a row depends on others in three ways:
+
+- Attention adds up in another order where other branches lie between a path's rows (see
+  `drafttree.models.attention.exact_attention`).
+- Matrix products use other kernels for other numbers of rows.
+- Vectorised functions treat the last few values of a tensor differently.
+
+Which numbers of rows are safe depends on the device and its libraries, so a trial decides. After random keys and
+values, it scores the same tokens one by one, in trees, and after a prompt that was read in parts. Experts get
+one row for each token that is routed to them, which no bounds on a pass can limit. So they compute every token alone
+(`drafttree.models.module.experts`).
 """
 
 import itertools
@@ -24,32 +29,34 @@ from drafttree.models.segment import Output, Segment, forward_in_groups, join
 from drafttree.models.wrapped_backends import WrappedBackend
 
 PREFIX = 600
-"""Random rows of the KV cache in the trial: more than a block of the CPU's attention kernel."""
+"""Random rows of the KV cache in the trial, more than a block of the CPU's attention kernel."""
 PARTS = (1, 2, 3, 5, 8, 13)
-"""Tokens of the passes in which the trial reads a prompt after these rows."""
+"""Numbers of tokens of the passes in which the trial reads a prompt after these rows."""
 PATH = 16
 """Tokens whose logits the trial compares."""
 SMALL, LARGE = 2, 5
-"""Nodes a level of the trees in which these tokens are scored."""
+"""Nodes per level of the trees in which these tokens are scored."""
 
 
 class ExactTextBackend(WrappedBackend):
-    """Runs another backend with attention that is the same in every pass, on numbers of rows that are safe.
+    """Runs another backend with attention that is the same in every pass, and with safe numbers of rows.
 
     See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        inner: runs the passes.
-        least: fewest rows of a pass; smaller passes are padded.
-        most: most rows of a pass, None for no limit; larger passes are split.
+        inner_backend: runs the passes.
+        min_rows: fewest rows of a pass; smaller passes are padded.
+        max_rows: most rows of a pass, None for no limit; larger passes are split.
         experts: the modules of experts that the passes call.
     """
 
-    def __init__(self, inner: Backend, least: int, most: int | None, experts: Sequence[nn.Module] = ()) -> None:
-        super().__init__(inner)
+    def __init__(
+        self, inner_backend: Backend, min_rows: int, max_rows: int | None, experts: Sequence[nn.Module] = ()
+    ) -> None:
+        super().__init__(inner_backend)
         self.exact_text = True
-        self._least = least
-        self._most = most
+        self._min_rows = min_rows
+        self._max_rows = max_rows
         self._experts = experts
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -59,17 +66,17 @@ class ExactTextBackend(WrappedBackend):
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         def group_of(segment: Segment) -> Hashable:
-            """Only segments that the inner backend runs in one pass count together as its rows."""
-            return segment.cache.long_rope if self._inner.shares_passes else id(segment)
+            """The rows of segments count together only if the inner backend runs them in one pass."""
+            return segment.cache.long_rope if self._inner_backend.shares_passes else id(segment)
 
         if len(segments) <= 1:
             return self._run(segments, hidden_layers) if segments else []
         return forward_in_groups(segments, group_of, lambda group: self._run(group, hidden_layers))
 
     def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """Run segments that share passes, each of at most `most` rows."""
+        """Run segments of one group in passes of at most `max_rows` rows."""
         sizes = [segment.nodes for segment in segments]
-        step = self._most or sum(sizes)
+        step = self._max_rows or sum(sizes)
         starts = [*itertools.accumulate(sizes, initial=0)]
         outputs_by_segment = defaultdict[int, list[Output]](list)
         for row in range(0, starts[-1], step):
@@ -83,9 +90,9 @@ class ExactTextBackend(WrappedBackend):
         return [_joined(outputs_by_segment[index]) for index in range(len(segments))]
 
     def _padded(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """Run a pass; if it has too few rows, its last segment is padded."""
+        """Run a pass, and pad its last segment if the pass has too few rows."""
         *earlier_segments, last_segment = segments
-        padding = max(0, self._least - sum(segment.nodes for segment in segments))
+        padding = max(0, self._min_rows - sum(segment.nodes for segment in segments))
         with token_by_token(self._experts, padding):
             outputs = self._scored(
                 [*earlier_segments, _pad(last_segment, padding) if padding else last_segment], hidden_layers
@@ -95,19 +102,19 @@ class ExactTextBackend(WrappedBackend):
         return [*outputs[:-1], outputs[-1]._replace(hidden=hidden_states)]
 
     def _scored(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
-        """Run a pass; the head computes the logits of more nodes than are wanted if those are some, but too few."""
-        if not 0 < sum(len(segment.wanted_nodes) for segment in segments) < self._least:
-            return self._inner.forward(segments, hidden_layers=hidden_layers)
+        """Run a pass. If some logits are wanted, but too few, the head computes more of them."""
+        if not 0 < sum(len(segment.wanted_nodes) for segment in segments) < self._min_rows:
+            return self._inner_backend.forward(segments, hidden_layers=hidden_layers)
         widened_segments = []
         wanted_slices = []
         for segment in segments:
             wanted_nodes = segment.wanted_nodes
             wanted_start = wanted_nodes.start if wanted_nodes else segment.nodes
-            scored_start = max(0, min(wanted_start, segment.nodes - self._least))
+            scored_start = max(0, min(wanted_start, segment.nodes - self._min_rows))
             widened_segments.append(segment._replace(wanted=slice(scored_start, None)))
             first_row = wanted_start - scored_start
             wanted_slices.append(slice(first_row, first_row + len(wanted_nodes)))
-        outputs = self._inner.forward(widened_segments, hidden_layers=hidden_layers)
+        outputs = self._inner_backend.forward(widened_segments, hidden_layers=hidden_layers)
         wanted_outputs = []
         for output, wanted_slice in zip(outputs, wanted_slices, strict=True):
             wanted_outputs.append(output._replace(logits=output.logits[:, wanted_slice]))
@@ -115,7 +122,7 @@ class ExactTextBackend(WrappedBackend):
 
 
 def _pad(segment: Segment, padding: int) -> Segment:
-    """Pad a segment with copies of its last token that attend to all rows, so that a chain stays a chain."""
+    """Pad a segment with copies of its last token, which attend to all rows before them: a chain stays a chain."""
     nodes, drafted = segment.visible.shape
     padded_visible = np.tri(nodes + padding, drafted + padding, drafted - nodes, dtype=bool)
     padded_visible[:nodes, :drafted] = segment.visible
@@ -147,9 +154,9 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
     prefix = max(0, min(PREFIX, (context or PREFIX + len(tokens)) - len(tokens)))
     text, path = tokens[:prompt_length], tokens[prompt_length:]
 
-    def read(*parts: int) -> TreeCache:
+    def read(*part_sizes: int) -> TreeCache:
         cache = _random_cache(backend, dtype, prefix, prefix + len(tokens) + len(sibling_tokens))
-        for start, end in itertools.pairwise(itertools.accumulate(parts, initial=0)):
+        for start, end in itertools.pairwise(itertools.accumulate(part_sizes, initial=0)):
             append(backend, cache, text[start:end])
         return cache
 
@@ -177,16 +184,23 @@ def _random_cache(backend: Backend, dtype: torch.dtype, rows: int, capacity: int
     return cache
 
 
-def _tree_logits(backend: Backend, cache: TreeCache, path: list[int], others: list[int], branches: int) -> Tensor:
-    """`[path, vocab]` of a path in a tree with so many nodes on every level but the first; the path is committed.
+def _tree_logits(
+    backend: Backend, cache: TreeCache, path: list[int], sibling_tokens: list[int], branches: int
+) -> Tensor:
+    """Score a path in a tree, commit the path, and return its logits `[path, vocab]`.
 
-    The path is at another place on every level, and the other nodes have the same parent as its node.
+    Args:
+        backend: the backend to test.
+        cache: holds the rows before the path.
+        path: token ids of the path.
+        sibling_tokens: token ids of the other nodes; each is a sibling of a node of the path.
+        branches: number of nodes on every level but the first. The path's place among them changes by level.
     """
     tokens = [path[0]]
     parents = [-1]
     path_nodes = [0]
     for level, token in enumerate(path[1:], start=1):
-        siblings = others[level * branches : (level + 1) * branches]
+        siblings = sibling_tokens[level * branches : (level + 1) * branches]
         siblings[level % branches] = token
         parents += [path_nodes[-1]] * branches
         path_nodes.append(len(tokens) + level % branches)

@@ -39,7 +39,7 @@ ROPES = STATIC_ROPES | {"longrope"}
 
 
 class LayerKind(NamedTuple):
-    """Layers of one kind, which share rotary angles and masks in a pass.
+    """A kind of layers, which share rotary angles and masks in a pass.
 
     Attributes:
         layer_type: transformers' name of the type, None if all layers are alike.
@@ -89,11 +89,11 @@ class Attention:
         width: width of a head.
         kind: kind of the layer.
         scale: factor of the scores.
-        turns: whether queries and keys are rotated by position, which some layers of SmolLM3 leave out (NoPE).
-        projected: number of projections for each key head: 2 for key and value; 1 for one that is both; 0 for none, if
-            another layer's rows are read (Gemma 4).
+        is_rotated: whether queries and keys are rotated by position, which some layers of SmolLM3 leave out (NoPE).
+        projected: number of projections for each key head: 2 for key and value, 1 for a key that is the value too. 0 if
+            the layer reads another layer's rows (Gemma 4).
         interleaved: whether each head's query, key and value are next to each other in the outputs (GPT-NeoX).
-        query_norm: norm of every query head, or of all together (OLMo); None for none, as the others.
+        query_norm: norm of every query head, or of all together (OLMo); None for none.
         key_norm: the same for keys.
         value_norm: norm of every value head.
     """
@@ -104,7 +104,7 @@ class Attention:
     width: int
     kind: LayerKind
     scale: float
-    turns: bool = True
+    is_rotated: bool = True
     projected: int = 2
     interleaved: bool = False
     query_norm: Any = None
@@ -122,7 +122,7 @@ class Mlp:
     """The MLP of a decoder layer.
 
     Attributes:
-        gate_up: linear layers of one input, whose outputs are the gates and then what is gated; without gates, one.
+        gate_up: linear layers of one input; their outputs are the gates, then the gated values. Without gates, one.
         down: linear layer of the intermediate activations.
         activation: activation function of the gates or, without gates, of the output of `gate_up`.
         gated: whether there are gates.
@@ -138,7 +138,7 @@ class StackedExperts(NamedTuple):
     """The weights of all experts of a layer in two tensors.
 
     Attributes:
-        gate_up: for each expert the weight of its gates and, after it, of what is gated.
+        gate_up: for each expert, the weight of its gates, then that of the gated values.
         down: for each expert the weight of its output projection.
     """
 
@@ -151,8 +151,8 @@ class Experts:
     """A mixture of experts in place of an MLP, or beside one.
 
     Attributes:
-        mix: function of the module: from the residual stream `[nodes, hidden]` and the normed stream that the experts
-            read to their weighted sum.
+        mix: the module's own computation: maps the residual stream `[nodes, hidden]` and the normed stream, which the
+            experts read, to their weighted sum.
         router: linear layer of the experts' scores.
         weights: weights of the experts, stacked or each with linear layers of its own.
         count: number of experts.
@@ -182,7 +182,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """How a layer adds its own part of `LayerInputs` to the residual stream, as its last step (Gemma 4).
+    """A layer's last step in Gemma 4: it adds its own part of `LayerInputs` to the residual stream.
 
     Attributes:
         gate: linear layer of the residual stream, whose activations gate the inputs.
@@ -203,7 +203,7 @@ class Block:
         attention: its attention.
         mlp: its MLP, None if it has experts instead.
         experts: its experts, None for none.
-        before_attention: norm of attention's input; None for none, as the other norms.
+        before_attention: norm of attention's input; each norm may be None.
         after_attention: norm of attention's output.
         before_mlp: norm of the MLP's input.
         after_mlp: norm of the output of MLP and experts.
@@ -228,12 +228,12 @@ class Block:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What each layer reads of a token beside the residual stream (Gemma 4).
+    """Further inputs of every layer for each token, beside the residual stream (Gemma 4).
 
     Attributes:
-        decoder: the module that computes it.
-        embedding: embedding of the tokens, with the parts of all layers one after the other.
-        projection: linear layer of the first residual stream, for all layers too.
+        decoder: the module that computes them.
+        embedding: embedding of the tokens; a row has the parts of all layers, one after the other.
+        projection: linear layer of the first residual stream; an output has the parts of all layers too.
         norm: norm of a layer's part of the projection.
         projection_scale: factor of the projection.
         sum_scale: factor of the sum of embedding and projection.
@@ -254,9 +254,9 @@ class Entry:
     Attributes:
         token_norm: norm of embeddings, None for none.
         state_norm: norm of states, None for none.
-        projection: linear layer of embedding and state concatenated, whose output is the first residual stream. None
+        projection: linear layer of the concatenated embedding and state; its output is the first residual stream. None
             if the first layer's attention reads the pair, and the state is the first residual stream (EAGLE-3).
-        states_first: whether states come before embeddings in the pair.
+        states_first: whether states come before embeddings in the concatenation.
         normed_residual: without `projection`, whether the first residual stream is the normed state.
     """
 
@@ -271,7 +271,7 @@ class Rotary(NamedTuple):
     """The frequencies of a rotary embedding.
 
     Attributes:
-        frequencies: `[pairs]`; of LongRoPE the short ones.
+        frequencies: `[pairs]`; for LongRoPE, the short ones.
         long_frequencies: `[pairs]` for texts beyond LongRoPE's original context; None without LongRoPE.
         scaling: factor of cosines and sines.
     """
@@ -300,7 +300,7 @@ class Architecture:
     Attributes:
         embedding: embedding of the tokens.
         blocks: the decoder layers.
-        owners: for each layer, the index of the layer whose keys and values it attends to, mostly its own.
+        owners: for each layer, the index of the layer whose keys and values it attends to; usually the layer itself.
         rotaries: the rotary embeddings by `LayerKind.layer_type`.
         norm: the last norm, None for none.
         head: the output projection.
@@ -327,7 +327,7 @@ class Architecture:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """How far back layers attend, each value once."""
+        """The different spans of the layers."""
         return tuple({block.attention.kind.span for block in self.blocks})
 
     @property
@@ -388,8 +388,8 @@ def why_not_known(config: PreTrainedConfig) -> str | None:
 def llama_block(block: Any, config: PreTrainedConfig) -> Block:
     """A layer with rotary grouped-query attention, a gated MLP, and RMS norms before or after them or both.
 
-    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite, SmolLM3), after (OLMo 2
-    and 3) or on both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo all heads together.
+    Families differ in where norms are: before (Llama, Mistral, Qwen, Phi-3, Granite, SmolLM3), after (OLMo 2 and 3), or
+    on both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo all heads together.
     """
     experts = mlp = None
     before_attention, after_attention, before_mlp, after_mlp = _norms(block)
@@ -413,7 +413,7 @@ def llama_block(block: Any, config: PreTrainedConfig) -> Block:
 def gemma4_block(block: Any, config: PreTrainedConfig) -> Block:
     """A layer of Gemma 4, which reads more of a token than the residual stream and may have experts beside an MLP.
 
-    Values are normed. Some layers have wider heads than others, keys that are values too, or those of another layer.
+    Values are normed. Some layers have wider heads than others, use keys as values too, or read another layer's keys.
     """
     inputs = None
     if block.hidden_size_per_layer_input:
@@ -453,7 +453,7 @@ BLOCKS: dict[str, Callable[[Any, PreTrainedConfig], Block]] = {"gemma4_text": ge
 
 
 def rotaries_of(blocks: Iterable[Block], rotary: Any) -> dict[str | None, Rotary]:
-    """The rotary embeddings by type of layer, given transformers' rotary embedding for all of them."""
+    """The rotary embeddings by type of layer, read from transformers' single module for all types."""
     types = dict.fromkeys(block.attention.kind.layer_type for block in blocks)
     return {layer_type: Rotary.of(rotary, layer_type) for layer_type in types}
 
@@ -471,7 +471,7 @@ def _llama_attention(attention: Any) -> Attention:
         width=width,
         kind=layer_kind,
         scale=float(attention.scaling),
-        turns=bool(getattr(attention, "use_rope", True)),
+        is_rotated=bool(getattr(attention, "use_rope", True)),
         projected=projected,
         query_norm=getattr(attention, "q_norm", None),
         key_norm=getattr(attention, "k_norm", None),
@@ -490,12 +490,12 @@ def _gated_mlp(mlp: Any) -> Mlp:
     return Mlp(_joined(mlp, "gate_up_proj", "gate_proj", "up_proj"), mlp.down_proj, _activation(mlp))
 
 
-def _activation(part: Any) -> Any:
-    return part.act_fn if hasattr(part, "act_fn") else part.activation_fn
+def _activation(mlp_or_experts: Any) -> Any:
+    return mlp_or_experts.act_fn if hasattr(mlp_or_experts, "act_fn") else mlp_or_experts.activation_fn
 
 
-def _qwen3_experts(mlp: Any, before: Any) -> Experts:
-    """The experts of Qwen3, which are chosen by a softmax over the scores of all."""
+def _qwen3_experts(mlp: Any, input_norm: Any) -> Experts:
+    """The experts of Qwen3, chosen by a softmax over the scores of all experts."""
     router = mlp.gate
     experts = mlp.experts
     return Experts(
@@ -506,8 +506,8 @@ def _qwen3_experts(mlp: Any, before: Any) -> Experts:
         chosen=router.top_k,
         rescaled=bool(router.norm_topk_prob),
         activation=_activation(experts),
-        before_router=before,
-        before=before,
+        before_router=input_norm,
+        before=input_norm,
     )
 
 
@@ -544,7 +544,7 @@ def _gemma4_experts(block: Any) -> Experts:
 
 
 def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
-    """The norms before and after attention, and before and after the MLP; some of transformers' names mislead."""
+    """The norms before and after attention, and before and after the MLP. Some names in transformers mislead."""
     post_attention_norm = block.post_attention_layernorm
     if not hasattr(block, "post_feedforward_layernorm"):
         return block.input_layernorm, None, post_attention_norm, None
@@ -554,9 +554,11 @@ def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
     return block.input_layernorm, post_attention_norm, block.pre_feedforward_layernorm, post_feedforward_norm
 
 
-def _joined(part: Any, joined: str, *names: str) -> list[Any]:
-    """Linear layers of one input: a joined one, if the family has that (Phi-3), or those of these names."""
-    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
+def _joined(submodule: Any, joined_name: str, *names: str) -> list[Any]:
+    """The linear layers of one input: the joined layer if the family has one (Phi-3), else those of these names."""
+    if hasattr(submodule, joined_name):
+        return [getattr(submodule, joined_name)]
+    return [getattr(submodule, name) for name in names]
 
 
 def _layer_inputs(decoder: Any) -> LayerInputs | None:
@@ -576,7 +578,7 @@ def _key_owners(layers: Iterable[nn.Module], blocks: Sequence[Block]) -> list[in
     """For each layer, the index of the layer whose keys and values it attends to.
 
     Raises:
-        AttributeError: there are no keys and values that a layer could share.
+        AttributeError: no earlier layer has the keys and values that a layer shares.
     """
     owners = list[int]()
     owner_by_type = dict[str, int]()
@@ -594,7 +596,7 @@ def _layout_of(blocks: Sequence[Block], owners: Sequence[int]) -> CacheLayout:
     """The layout of KV caches.
 
     Raises:
-        AttributeError: the heads of a layer have another shape than the keys that it shares.
+        AttributeError: the heads of a layer differ in shape from the keys that it shares.
     """
     shapes = [(block.attention.key_heads, block.attention.width) for block in blocks]
     for shape, owner in zip(shapes, owners, strict=True):

@@ -1,4 +1,4 @@
-"""Copies of arrays from host to device: all arrays of a pass in one copy, for which the host does not wait."""
+"""Copies from host to device: one copy for all arrays of a pass, for which the host does not wait."""
 
 import threading
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 ALIGNED = 16
-"""Arrays begin at multiples of so many bytes, which suits every dtype."""
+"""Arrays begin at multiples of this many bytes, which suits every dtype."""
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
@@ -27,17 +27,17 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     return as_placed(device_bytes, arrays)
 
 
-def send_to(arrays: Sequence[Array], there: Tensor) -> None:
-    """Copy arrays to a tensor of bytes, to their `byte_places` there.
+def send_to(arrays: Sequence[Array], destination: Tensor) -> None:
+    """Copy arrays to a tensor of bytes, each to its offset of `byte_places`.
 
     Args:
-        arrays: contiguous or not.
-        there: uint8, with at least as many bytes as the arrays need.
+        arrays: arrays, contiguous or not.
+        destination: uint8, with at least as many bytes as the arrays need.
     """
-    if there.device.type == "cuda":
-        ring_of(there.device).send(arrays, there)
+    if destination.device.type == "cuda":
+        ring_of(destination.device).send(arrays, destination)
         return
-    for array, view in zip(arrays, as_placed(there, arrays), strict=True):
+    for array, view in zip(arrays, as_placed(destination, arrays), strict=True):
         view.copy_(torch.from_numpy(array))
 
 
@@ -53,14 +53,14 @@ def unpacked_bits(bits: Tensor, columns: int) -> Tensor:
 
 
 def byte_places(arrays: Sequence[Array]) -> list[int]:
-    """The byte at which each array begins when all are stored one after the other, and where the last one ends."""
+    """The offset of each array in bytes when all are stored one after the other, and the end of the last."""
     return [*accumulate((-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays), initial=0)]
 
 
-def as_placed(there: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
-    """Views of bytes at the arrays' `byte_places`, with the arrays' dtypes and shapes."""
+def as_placed(memory: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
+    """Views of memory at the offsets of `byte_places`, with the arrays' dtypes and shapes."""
     return [
-        there[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        memory[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for array, offset in zip(arrays, byte_places(arrays), strict=False)
     ]
 
@@ -76,8 +76,8 @@ class Copied(Protocol):
 class StagingRing:
     """Buffers of pinned memory from which arrays are copied to a device, used in turns.
 
-    A copy may run long after the host has gone on. So a buffer is written again only when the copy from it has ended:
-    with two buffers the host waits only if it is two passes ahead of the device.
+    A copy may run long after the host has gone on. So a buffer is written again only when the copy from it has ended.
+    With two buffers, the host waits only if it is two passes ahead of the device.
 
     Args:
         device: where copies go.
@@ -92,18 +92,18 @@ class StagingRing:
         self._turn = 0
 
     def make_buffer(self, size: int) -> Tensor:
-        """So many bytes of pinned memory, which the device can read while the host goes on."""
+        """A buffer of pinned memory, which the device can read while the host goes on."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=size > 0)
 
-    def copy(self, there: Tensor, staged: Tensor) -> Copied:
-        """Begin a copy of staged bytes to the device."""
-        there.copy_(staged, non_blocking=True)
+    def copy(self, destination: Tensor, staged: Tensor) -> Copied:
+        """Begin to copy staged bytes to the device."""
+        destination.copy_(staged, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def send(self, arrays: Sequence[Array], there: Tensor) -> None:
-        """Copy arrays to a tensor of bytes on the device, to their `byte_places` there."""
+    def send(self, arrays: Sequence[Array], destination: Tensor) -> None:
+        """Copy arrays to a tensor of bytes on the device, each to its offset of `byte_places`."""
         offsets = byte_places(arrays)
         with self._lock:
             turn = self._turn
@@ -116,7 +116,7 @@ class StagingRing:
             staging_bytes = staging_buffer.numpy()
             for array, (offset, _) in zip(arrays, pairwise(offsets), strict=True):
                 staging_bytes[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            self._copied[turn] = self.copy(there[: offsets[-1]], staging_buffer)
+            self._copied[turn] = self.copy(destination[: offsets[-1]], staging_buffer)
 
 
 @lru_cache

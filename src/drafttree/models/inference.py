@@ -6,16 +6,16 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def in_inference_mode(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Decorate a function to run in inference mode; entering it takes ten times as long as asking whether it is on."""
+def in_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: run a function in inference mode. Entering it takes ten times as long as asking whether it is on."""
     inference_function = torch.inference_mode()(function)
 
     @wraps(function)
-    def run(*given: Given.args, **named: Given.kwargs) -> Result:
-        return (function if torch.is_inference_mode_enabled() else inference_function)(*given, **named)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (function if torch.is_inference_mode_enabled() else inference_function)(*args, **kwargs)
 
     return run

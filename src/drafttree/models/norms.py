@@ -1,4 +1,4 @@
-"""Norms of transformers as one call each, and as their numbers."""
+"""The norms of transformers' layers, as functions and as the numbers that define them."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Norm(NamedTuple):
-    """The numbers of a norm.
+    """The numbers that define a norm.
 
     Attributes:
         scale: float32 `[width]`.
@@ -26,11 +26,11 @@ class Norm(NamedTuple):
 
 
 def norm_of(norm: Any, width: int = 0) -> Norm | None:
-    """The numbers of a norm, None for one that does nothing.
+    """The numbers that define a norm, None for a norm that does nothing.
 
     Args:
         norm: the module, or its numbers.
-        width: size of the normed dimension, which a norm without a scale (Gemma 4) does not tell.
+        width: size of the normed dimension, for norms without a scale (Gemma 4).
 
     Raises:
         AttributeError: the kind of norm is not known.
@@ -54,8 +54,8 @@ def norm_of(norm: Any, width: int = 0) -> Norm | None:
 def norm_call(norm: Any) -> Callable[[Tensor], Tensor]:
     """A function for an RMS norm of transformers; norms of other kinds are returned as they are.
 
-    On a CPU `F.rms_norm` is nine small operations, and dividing by a length that includes epsilon is four. There the
-    function holds a copy of the scale, which does not follow changes of the weight.
+    On a CPU, `F.rms_norm` runs nine small operations. The function divides by a length that includes epsilon, which
+    takes four. It has a copy of the scale, which does not follow changes of the weight.
     """
     if getattr(norm, "weight", None) is None or isinstance(norm, nn.LayerNorm):
         return norm

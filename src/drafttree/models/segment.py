@@ -13,25 +13,24 @@ from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.host_copies import send
 
 LONGEST_KEPT = 512
-"""Nodes of a chain up to which its visibility is kept for later passes."""
+"""Masks of chains of up to this many nodes are kept for later passes."""
 BEFORE_NORM = -1
-"""Stands among `hidden_layers` for the states that the last norm reads."""
+"""Among `hidden_layers`, stands for the input of the last norm."""
 
 
 class Segment(NamedTuple):
     """The nodes of one request in a pass: a tree, a single node or a part of a prompt.
 
-    All of it is on the host; `PassTensors` copies the segments of a pass to its device.
+    Its arrays are on the host; `PassTensors` copies those of a whole pass to the device.
 
     Attributes:
-        cache: a KV cache made by the backend that runs the pass; no other segment of the pass has it. The nodes attend
-            to its committed rows, all or those in its window, and to the drafted rows that `visible` allows.
+        cache: the request's KV cache, made by the backend that runs the pass. The nodes attend to its committed rows
+            (those in its window if it has one) and to the drafted rows that `visible` allows.
         tokens: int64 `[nodes]` token ids.
         positions: int64 `[nodes]` absolute positions.
-        visible: bool `[nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
-            them are the tokens themselves.
-        wanted: the nodes whose logits are wanted, which are consecutive: `slice(0, 0)` for none, `slice(-1, None)` for
-            the last.
+        visible: bool `[nodes, drafted]`: which drafted rows each token attends to. The last `nodes` rows are those of
+            the tokens themselves.
+        wanted: slice of the nodes whose logits are wanted: `slice(0, 0)` for none, `slice(-1, None)` for the last.
     """
 
     cache: TreeCache
@@ -42,7 +41,7 @@ class Segment(NamedTuple):
 
     @classmethod
     def of_text(cls, cache: TreeCache, tokens: Sequence[int]) -> "Segment":
-        """The next tokens of a text, each of which attends to those before it; the last one's logits are wanted."""
+        """The next tokens of a text, each attending to all before it; the logits of the last are wanted."""
         start_position = cache.next_position
         count = len(tokens)
         positions = np.arange(start_position, start_position + count)
@@ -59,11 +58,11 @@ class Segment(NamedTuple):
         return range(len(self.tokens))[self.wanted]
 
     def wanted_of(self, states: Tensor) -> Tensor:
-        """The states of the nodes whose logits are wanted, given those of all nodes `[1, nodes, hidden]`."""
+        """Select the states of the nodes whose logits are wanted from those of all nodes `[1, nodes, hidden]`."""
         return states if self.wanted == slice(None) else states[:, self.wanted]
 
     def part(self, start: int, stop: int) -> "Segment":
-        """The nodes from `start` to `stop`, for a pass after that over the nodes before `start`."""
+        """The segment of the nodes from `start` to before `stop`, for a pass after the one over the earlier nodes."""
         wanted_nodes = self.wanted_nodes
         wanted_slice = slice(max(wanted_nodes.start - start, 0), max(wanted_nodes.stop - start, 0))
         drafted_rows = self.visible.shape[1] - self.nodes + stop
@@ -89,31 +88,32 @@ class PassTensors(NamedTuple):
     Attributes:
         tokens: `[1, nodes]` token ids of all segments, one after the other.
         positions: `[1, nodes]` positions of all segments.
-        own_positions: by segment, its positions `[1, nodes]`.
+        segment_positions: by segment, its positions `[1, nodes]`.
         visible: by segment, bool `[1, nodes, drafted]`.
     """
 
     tokens: Tensor
     positions: Tensor
-    own_positions: Sequence[Tensor]
+    segment_positions: Sequence[Tensor]
     visible: Sequence[Tensor]
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> "PassTensors":
         """Copy segments to a device, all arrays at once."""
         if len(segments) == 1:
-            _, *arrays, _ = segments[0]
-            tokens, positions, visible = send([array[None] for array in arrays], device)
+            (segment,) = segments
+            arrays = [segment.tokens[None], segment.positions[None], segment.visible[None]]
+            tokens, positions, visible = send(arrays, device)
             return cls(tokens, positions, [positions], [visible])
-        _, token_arrays, position_arrays, visible_arrays, _ = zip(*segments, strict=True)
-        joined_arrays = [np.concatenate(token_arrays)[None], np.concatenate(position_arrays)[None]]
-        joined_arrays.append(np.concatenate([array.reshape(-1) for array in visible_arrays]))
-        tokens, positions, flat_visible = send(joined_arrays, device)
-        flat_masks = flat_visible.split([array.size for array in visible_arrays])
+        joined_tokens = np.concatenate([segment.tokens for segment in segments])[None]
+        joined_positions = np.concatenate([segment.positions for segment in segments])[None]
+        joined_visible = np.concatenate([segment.visible.reshape(-1) for segment in segments])
+        tokens, positions, flat_visible = send([joined_tokens, joined_positions, joined_visible], device)
+        flat_masks = flat_visible.split([segment.visible.size for segment in segments])
         visible = []
-        for flat_mask, array in zip(flat_masks, visible_arrays, strict=True):
-            visible.append(flat_mask.view(1, *array.shape))
-        return cls(tokens, positions, positions.split([*map(len, token_arrays)], 1), visible)
+        for flat_mask, segment in zip(flat_masks, segments, strict=True):
+            visible.append(flat_mask.view(1, *segment.visible.shape))
+        return cls(tokens, positions, positions.split([segment.nodes for segment in segments], 1), visible)
 
 
 class Output(NamedTuple):
@@ -129,17 +129,17 @@ class Output(NamedTuple):
 
 
 def split(states: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
-    """Split states into parts of these sizes. A single part is the whole: that saves a lone request an operation."""
+    """Split states along a dimension. With a single size nothing is split, which saves a lone request an operation."""
     return states.split(sizes, dim) if len(sizes) > 1 else (states,)
 
 
-def join(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-    """Concatenate parts; a single one is not copied."""
-    return torch.cat([*parts], dim) if len(parts) > 1 else parts[0]
+def join(tensors: Sequence[Tensor], dim: int = 1) -> Tensor:
+    """Concatenate tensors; a single one is not copied."""
+    return torch.cat([*tensors], dim) if len(tensors) > 1 else tensors[0]
 
 
 def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Split the states `[1, nodes, hidden]` of layers by segment: for each segment those of all layers."""
+    """Split the states `[1, nodes, hidden]` of layers by segment; per segment, the states of all layers."""
     sizes = [segment.nodes for segment in segments]
     if not layers:
         return [()] * len(sizes)

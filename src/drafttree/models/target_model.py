@@ -26,8 +26,8 @@ logger = logging.getLogger("drafttree")
 class TargetModel:
     """A model and the backend that runs it. See `drafttree.models.base.Model` for the protocol.
 
-    When a text begins, hooks, layers, weights and settings are compared with those that the backend was made for (see
-    `drafttree.models.module.fingerprint`), and another backend is selected if they differ.
+    When a text begins, the module's fingerprint (`drafttree.models.module.fingerprint`) is compared with the one that
+    the backend was made for. If hooks, layers, weights or settings differ, another backend is selected.
 
     Args:
         module: a decoder-only model with a language-model head; wrapped, never copied, and put into evaluation mode.
@@ -38,9 +38,9 @@ class TargetModel:
         dtype: dtype of the weights that are not quantised.
         quantization: how the other weights are quantised, None if there are none.
         tensor_parallel_size: number of processes over which its weights are sharded; 1 if they are whole.
-        own_context: most tokens of prompt and text that the model itself has positions for, None for no limit.
-        unseen: a hook, function or attribute of the module that may have a state which decides texts and cannot be
-            compared, so that no rows are reused by default; None if there is none.
+        own_context: largest number of positions that the model itself allows, None for no limit.
+        unseen: a hook, function or attribute of the module whose state may change texts but cannot be compared. Then no
+            rows are reused by default. None if there is none.
 
     Raises:
         ConfigError: `torch.autocast` is active.
@@ -62,10 +62,13 @@ class TargetModel:
         self._describe()
         configured_context = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         if self.context and configured_context and self.context < configured_context:
+            class_name = type(module).__name__
             logger.warning(
                 "%s is used up to LongRoPE's original context of %d tokens, not to %d: beyond it, its own texts depend "
                 "on where a prompt ended, as keys keep the frequencies they were read with",
-                *(type(module).__name__, self.context, configured_context),
+                class_name,
+                self.context,
+                configured_context,
             )
 
     def __repr__(self) -> str:
@@ -91,7 +94,7 @@ class TargetModel:
 
     @property
     def precision(self) -> str:
-        """The dtype, and how weights are quantised if any are."""
+        """The dtype, and the method of quantisation if there is one."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype} with {self.quantization} weights" if self.quantization else dtype
 
@@ -111,22 +114,22 @@ class TargetModel:
         return self.backend.lossy_window
 
     def release(self) -> None:
-        """Put those submodules back into training mode that were in it before."""
+        """Put the submodules that were in training mode back into it."""
         for submodule in self._training:
             submodule.training = True
 
     @property
     def shares_passes(self) -> bool:
-        """Whether several requests can share a pass; tried out when it is first asked for."""
+        """Whether several requests can share a pass; a trial on first use decides."""
         return self.backend.shares_passes
 
     def limit_context(self, tokens: int) -> None:
-        """Limit each prompt and its text to so many tokens together.
+        """Limit each prompt and its text to this many tokens together.
 
         Raises:
             ConfigError: `tokens` is no whole number of at least 2, or more than `own_context`.
         """
-        check_count("max_model_len", tokens, least=2)
+        check_count("max_model_len", tokens, minimum=2)
         if self.own_context is not None and tokens > self.own_context:
             raise ConfigError(
                 f"max_model_len is {tokens}, but the model's context is {self.own_context}; give at most that"
@@ -166,14 +169,14 @@ class TargetModel:
         self._log_backend()
 
     def _log_backend(self) -> None:
-        """Log the backend if faster ones were refused, or if it is another one than before the module changed."""
+        """Log the backend if faster ones were refused, or if a change of the module has led to another one."""
         model = type(self.module).__name__
         name = type(self.backend).__name__
         reason = self.backend.fallback_reason
-        is_another = self._backend_name not in (None, name)
+        has_changed = self._backend_name not in (None, name)
         if reason:
-            level = logging.WARNING if is_another else logging.INFO
+            level = logging.WARNING if has_changed else logging.INFO
             logger.log(level, "%s runs on %s: %s", model, name, reason)
-        elif is_another:
+        elif has_changed:
             logger.info("%s runs on %s again", model, name)
         self._backend_name = name

@@ -1,8 +1,8 @@
 """Targets whose weights are sharded over the processes of torchrun (tensor parallelism of transformers).
 
-Every process runs the whole loop and its share of every layer. The sums over the shares are the same bits in all of
-them, so all see the same logits and decide the same, and only the layers send anything. What processes would decide
-differently, such as a seed that the user did not give, is taken from the first process.
+Every process runs the whole loop, and its share of every layer. The sums over the shares are bit for bit the same in
+all processes. So all see the same logits and decide the same, and only layers communicate. Where processes would decide
+differently, as on a seed that the user did not give, the first process decides for all.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def of_first_process(value: int) -> int:
-    """In every process, the value that the first process gave."""
+    """The first process's value, in every process."""
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
@@ -53,7 +53,7 @@ class ShardedBackend(WrappedBackend):
     Processes that drafted different trees would add up shares of different rows, or wait for each other forever.
 
     Args:
-        inner: runs the passes.
+        inner_backend: runs the passes.
     """
 
     @property
@@ -64,7 +64,7 @@ class ShardedBackend(WrappedBackend):
         outputs: list[Output] = []
         for segment in segments:
             check_same_pass([segment.tokens, segment.positions, segment.visible], self.device)
-            outputs += self._inner.forward([segment], hidden_layers=hidden_layers)
+            outputs += self._inner_backend.forward([segment], hidden_layers=hidden_layers)
         return outputs
 
 

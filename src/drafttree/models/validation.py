@@ -31,11 +31,11 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear, quan
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 INT8_ROWS = 2.0**-6
-"""Relative rounding of a row, about as coarse as eight bits scaled by the largest number of a chunk."""
+"""Relative rounding of a row, about that of eight bits with one scale per chunk."""
 FUSED_NOISES = 3
-"""In dtypes that `FUSED_TOLERANCE` lacks, fused layers may differ by this many times the change by `_extra_rounding`.
+"""In dtypes without a `FUSED_TOLERANCE`, fused layers may differ by this many times the effect of `_extra_rounding`.
 
-Measured on models of all families, random and trained: right layers differ by 0.2 to 1.9 times that change. Layers that
+Measured on models of all families, random and trained: right layers differ by 0.2 to 1.9 times that effect. Layers that
 leave out an adapter with a tenth of the norm of the attention's weights differ by 4.5 times and more.
 """
 
@@ -47,11 +47,11 @@ KEPT = "_verified_by_drafttree"
 
 
 class OwnLogits:
-    """A module's own logits of probes, each computed once, when a check first needs it.
+    """A module's own logits of probes, each computed once, when a check first needs them.
 
     Args:
         module: the untouched module.
-        packed: its packed weights, which multiply in place of its linear layers; None if those multiply themselves.
+        packed: its packed weights, if they multiply in place of its linear layers; None if those multiply themselves.
 
     Attributes:
         module: as given.
@@ -60,21 +60,21 @@ class OwnLogits:
     def __init__(self, module: PreTrainedModel, packed: PackedModel | None = None) -> None:
         self.module = module
         self._packed = packed
-        self._by_token = decodes_otherwise(module)  # seen before anything is replaced for a check
+        self._by_token = decodes_otherwise(module)  # asked before a check replaces anything
 
     @cached_property
     def behind_prefix(self) -> Reference:
         """Logits of a tree after a short text.
 
         Raises:
-            ModelError: the module cannot be verified in a tree, its logits are not finite, or torch computes them wrong
-                with the number of threads that OpenMP gives it.
+            ModelError: the module cannot be verified in a tree, its logits are not finite, or torch computes wrong ones
+                since OpenMP gives it too few threads.
         """
         check_module(self.module)
         class_name = type(self.module).__name__
         try:
             with self._multiplied():
-                ModuleBackend(self.module)  # refuses what no tree can be verified in
+                ModuleBackend(self.module)  # refuses modules that cannot be verified in a tree
             reference = self._of(make_probes(self.module)[:1])
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
@@ -92,7 +92,7 @@ class OwnLogits:
 
     @cached_property
     def in_trees(self) -> Reference:
-        """Logits of a tree after a short text and, if the context is long enough, of one alone at late positions."""
+        """Logits of a tree after a short text and, if the context is long enough, of a tree alone at late positions."""
         return [*self.behind_prefix, *self._of(make_probes(self.module)[1:])]
 
     @cached_property
@@ -107,13 +107,13 @@ class OwnLogits:
         """The reference for a `NativeBackend`, and the largest gap that is allowed."""
         with told_of_training(self.module):
             reference = [*self.behind_prefix, *self.late]
-        return reference, self.allowed(INT8_ROWS if quantized_layers(self.module) else 0.0)
+        return reference, self.allowed_gap(INT8_ROWS if quantized_layers(self.module) else 0.0)
 
-    def allowed(self, unit: float = 0.0) -> float:
-        """The largest gap to the module's logits that rounding explains in another way to compute them.
+    def allowed_gap(self, unit: float = 0.0) -> float:
+        """The largest gap to the module's logits that rounding explains if they are computed in another way.
 
         Args:
-            unit: relative rounding of the inputs of linear layers in the other way, 0 if it is that of the dtype.
+            unit: relative rounding of the inputs of linear layers in that other way, 0 for that of the dtype.
         """
         dtype = self.module.dtype
         if dtype in FUSED_TOLERANCE and not unit:
@@ -135,12 +135,12 @@ class OwnLogits:
     def _limits_products(self, probe: Probe) -> str | None:
         """The setting of OpenMP that makes torch's own products wrong, None if they are right.
 
-        If OpenMP gives torch fewer threads than it counts on, some products leave out the shares of the missing ones,
-        and the old contents of that memory remain. Which products do depends on processor and dtype, so logits are
+        If OpenMP gives torch fewer threads than it counts on, some products leave out the missing threads' shares, and
+        keep the old contents of that memory. Which products do so depends on processor and dtype. So logits are
         compared with those of one thread.
 
         Args:
-            probe: a probe that has not been computed before: the memory might still hold its right results.
+            probe: a probe that was not computed before, since the memory might still have its right results.
         """
         threads = torch.get_num_threads()
         if input_device(self.module).type != "cpu" or not (setting := limit_of_threads(threads)):
@@ -175,7 +175,7 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
 
 
 class _Kept:
-    """Keeps the verified backend on the module, so that they are freed together; copies of the module get None."""
+    """Keeps the verified backend on its module, so that both are freed together. Copies of the module get None."""
 
     def __init__(self, selected: SelectedBackend[PreTrainedModel, ModuleBackend]) -> None:
         self.selected = selected
@@ -185,15 +185,15 @@ class _Kept:
 
 
 @unrounded_activations()
-def verify(own: OwnLogits) -> ModuleBackend:
+def verify(module_logits: OwnLogits) -> ModuleBackend:
     """Make a module's backend and check that its tree pass gives the module's own logits.
 
     Raises:
         ModelError: the logits differ, or the module cannot be verified in a tree.
     """
-    module = own.module
+    module = module_logits.module
     with told_of_training(module):
-        reference = own.in_trees
+        reference = module_logits.in_trees
         backend = ModuleBackend(module)
         if reason := _incompatibility(backend, reference, tolerance(module.dtype)):
             raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
@@ -202,7 +202,7 @@ def verify(own: OwnLogits) -> ModuleBackend:
 
 @contextmanager
 def told_of_training(module: PreTrainedModel) -> Iterator[None]:
-    """Context manager: if the module is in training mode, replace a `ModelError` by one that says so."""
+    """Context manager: if the module is in training mode, a `ModelError` says that instead."""
     try:
         yield
     except ModelError as error:
@@ -214,10 +214,10 @@ def told_of_training(module: PreTrainedModel) -> Iterator[None]:
         ) from error
 
 
-def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> str | None:
+def _incompatibility(backend: ModuleBackend, reference: Reference, allowed_gap: float) -> str | None:
     """The reason why a module's tree pass is wrong, None if it is right."""
     try:
-        gap = largest_gap(backend, own)
+        gap = largest_gap(backend, reference)
     except NoTreeError:
         return "its attention layers do not pass the tree on"
     except ModelError as error:
@@ -225,26 +225,26 @@ def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> 
     except Exception as error:  # a module made for other passes may raise anything
         first_line = str(error).partition("\n")[0]
         return f"a pass over one fails ({type(error).__name__}: {first_line})"
-    return None if gap <= allowed else f"its logits there differ by {gap:.3g} from its own"
+    return None if gap <= allowed_gap else f"its logits there differ by {gap:.3g} from its own"
 
 
-def largest_gap(backend: Backend, own: Reference) -> float:
+def largest_gap(backend: Backend, reference: Reference) -> float:
     """The largest `relative_gap` between a backend's logits of probes and the module's own."""
-    return max(relative_gap(tree_logits(backend, probe), logits) for probe, logits in own)
+    return max(relative_gap(tree_logits(backend, probe), logits) for probe, logits in reference)
 
 
 @contextmanager
 def _extra_rounding(module: PreTrainedModel, unit: float) -> Iterator[None]:
-    """Context manager that changes the inputs of all linear layers at random, by at most `unit` of each number.
+    """Context manager: change the inputs of all linear layers at random, each number by at most `unit` of its size.
 
-    So one sees how far the logits of this very model move when sums are rounded in other places. No constant tells
-    that: it grows with the depth, and a wrong layer may move logits less in one model than rounding does in another.
+    This shows how far the logits of this very model move when sums are rounded in other places. No constant could tell:
+    the effect grows with depth, and a wrong layer may move logits less in one model than rounding does in another.
     """
     generator = torch.Generator(module.device).manual_seed(0)  # the user's own draws stay as they are
 
-    def change(_: nn.Module, given: tuple[Tensor]) -> Tensor:
-        noise = torch.rand(given[0].shape, generator=generator, device=given[0].device) - 0.5
-        return (given[0] * (1 + 2 * unit * noise)).to(given[0].dtype)
+    def change(_: nn.Module, args: tuple[Tensor]) -> Tensor:
+        noise = torch.rand(args[0].shape, generator=generator, device=args[0].device) - 0.5
+        return (args[0] * (1 + 2 * unit * noise)).to(args[0].dtype)
 
     with ExitStack() as undo:
         for layer in module.modules():

@@ -1,14 +1,13 @@
 """How far back tokens attend: the windows and chunks of attention layers, and lossy windows of whole texts.
 
 A lossy window lets every layer attend to the first tokens and the latest ones only, in a KV cache that holds no others
-(StreamingLLM). The text is that of another model, the windowed one. Plain decoding over the same window is its
-baseline, and speculative decoding writes the same text, since every node of a tree attends to the rows that plain
-decoding attends to at its position: which those are is decided by positions, and a row is dropped when no later token
-sees it.
+(StreamingLLM). The text is that of another model, the windowed one. Its baseline is plain decoding over the same
+window. Speculative decoding writes the same text, since a node of a tree attends to the same rows as plain decoding at
+its position. Only positions decide which rows those are, and a row is dropped when no later token sees it.
 
 Xiao et al. (2023, arXiv 2309.17453) number the kept rows anew in every step, so a text may outgrow the model's context.
-Here keys are kept as they were rotated, at their positions in the text: the same rows are seen, the latest ones at the
-same distances, the first ones farther away, and a text ends with the model's context.
+Here keys keep their rotation, that of their positions in the text. So tokens see the same rows, but the first ones at
+larger distances, and a text ends with the model's context.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ CONFIGURED = -1
 
 
 class Span(NamedTuple):
-    """How far back a layer attends: all the way by default.
+    """How far back a layer attends; by default to the first row.
 
     Attributes:
         window: a token attends to those less than this many positions before it.
@@ -33,13 +32,13 @@ class Span(NamedTuple):
     chunk: int | None = None
 
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
-        """Bool: which keys a token does not attend to, given its position and theirs; not for `EVERYTHING`."""
+        """Bool: which keys a token does not attend to, by its position and the keys'. Not for `EVERYTHING`."""
         if self.chunk is not None:
             return own // self.chunk != keys // self.chunk
         return own - keys >= (self.window or 0)
 
     def reaches(self, rows: int) -> bool:
-        """Whether every one of the first rows attends to all before it."""
+        """Whether each of the first `rows` rows attends to all rows before it."""
         return (self.window is None or rows <= self.window) and (self.chunk is None or rows <= self.chunk)
 
 
@@ -47,9 +46,9 @@ EVERYTHING = Span()
 
 
 def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
-    """How far back a layer attends, by its config if it attends in chunks or passes on no `sliding_window`."""
+    """How far back a layer attends. Its config decides if it attends in chunks or passes no `sliding_window` on."""
     types = getattr(module.config, "layer_types", None)
-    index = getattr(module, "layer_idx", None)  # none of Zamba's attention, which several layers share
+    index = getattr(module, "layer_idx", None)  # Zamba's attention has none, since several layers share it
     layer_type = "sliding_attention" if index is None or not types else types[index]
     if layer_type == "chunked_attention":
         return Span(chunk=module.config.attention_chunk_size)
@@ -71,20 +70,20 @@ class LossyWindow(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that a token attends to at most, and that are kept."""
+        """Most rows that a token attends to; this many are kept."""
         return self.sinks + self.size
 
     @property
     def slack(self) -> int:
-        """Rows in excess of `rows` at which all of these are dropped: rarely, since that moves all newer rows."""
+        """Rows beyond `rows` that may gather before they are dropped together, since a drop moves all newer rows."""
         return max(self.size // 4, 1)
 
     def reaches(self, rows: int) -> bool:
-        """Whether every one of the first rows attends to all before it."""
+        """Whether each of the first `rows` rows attends to all rows before it."""
         return rows <= self.rows
 
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
-        """Bool: which keys a token does not attend to, given its position and theirs."""
+        """Bool: which keys a token does not attend to, by its position and the keys'."""
         return (own - keys >= self.size) & (keys >= self.sinks)
 
 
@@ -104,10 +103,10 @@ class WindowedRows:
         self.dropped = 0
 
     def drop(self, buffers: Sequence[Tensor], rows: int) -> int:
-        """Drop the rows that no later token attends to, once they exceed the slack; the number of rows dropped.
+        """Drop the rows that no later token attends to if they exceed the slack, and return their number.
 
         Args:
-            buffers: `[slots, 1, heads, capacity, width]`; newer rows move to where the dropped ones were.
+            buffers: `[slots, 1, heads, capacity, width]`; newer rows move to the place of the dropped ones.
             rows: number of committed rows in the buffers.
         """
         window = self.window
@@ -121,5 +120,5 @@ class WindowedRows:
         return count
 
     def positions(self, rows: Tensor) -> Tensor:
-        """The positions of committed rows, given their indices."""
+        """The positions of the committed rows with these indices."""
         return torch.where(rows < self.window.sinks, rows, rows + self.dropped)

@@ -1,4 +1,4 @@
-"""Backends that run another backend, among them that of `lossy_window`."""
+"""Backends that wrap another backend; `WindowedBackend` is that of `lossy_window`."""
 
 from collections.abc import Sequence
 
@@ -8,45 +8,45 @@ from drafttree.models.segment import Output, Segment
 from drafttree.models.windows import LossyWindow, WindowedRows
 
 LONGEST_PASS = 512
-"""Rows allocated beforehand for the largest pass, which reads a part of a prompt."""
+"""Rows of the largest pass, over a part of a prompt; a windowed cache has room for them beyond its window."""
 
 
 class WrappedBackend:
-    """Base of backends that run another one.
+    """Base of backends that wrap another one.
 
     Args:
-        inner: runs the passes.
+        inner_backend: runs the passes.
     """
 
-    def __init__(self, inner: Backend) -> None:
-        self._inner = inner
-        self.device = inner.device
-        self.exact_text = inner.exact_text
-        self.lossy_window = inner.lossy_window
-        self.packed_nbytes = inner.packed_nbytes
-        self.fallback_reason = inner.fallback_reason
+    def __init__(self, inner_backend: Backend) -> None:
+        self._inner_backend = inner_backend
+        self.device = inner_backend.device
+        self.exact_text = inner_backend.exact_text
+        self.lossy_window = inner_backend.lossy_window
+        self.packed_nbytes = inner_backend.packed_nbytes
+        self.fallback_reason = inner_backend.fallback_reason
 
     @property
     def shares_passes(self) -> bool:
-        return self._inner.shares_passes
+        return self._inner_backend.shares_passes
 
     def new_cache(self, capacity: int) -> TreeCache:
-        return self._inner.new_cache(capacity)
+        return self._inner_backend.new_cache(capacity)
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        return self._inner.forward(segments, hidden_layers=hidden_layers)
+        return self._inner_backend.forward(segments, hidden_layers=hidden_layers)
 
 
 class WindowedBackend(WrappedBackend):
     """Runs another backend on KV caches with a window. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        inner: runs the passes.
-        window: the window of all layers.
+        inner_backend: runs the passes.
+        window: the window of every layer.
     """
 
-    def __init__(self, inner: Backend, window: LossyWindow) -> None:
-        super().__init__(inner)
+    def __init__(self, inner_backend: Backend, window: LossyWindow) -> None:
+        super().__init__(inner_backend)
         self.lossy_window = self._window = window
 
     def new_cache(self, capacity: int) -> TreeCache:

@@ -15,10 +15,10 @@ FLAT_CHILDREN = 2, 1
 class Auto(TreePolicy):
     """The tree that commits most tokens per second by the speed-up law, from measured costs and counted acceptance.
 
-    It grows as wide as its bounds allow, and `drafttree.engine.drafting` narrows it: a level is drafted if its expected
-    tokens are worth its draft pass at the rate that drafting reaches, the finished tree is cut to the nodes worth their
-    share of the target pass, and nothing is drafted while that has been slower than plain decoding. Trees that are
-    drawn are limited before the draws, since a drawn node must stay.
+    It grows as wide as its bounds allow, and `drafttree.engine.drafting` narrows it at the rate that drafting reaches.
+    A level is drafted if its expected tokens are worth its draft pass. The finished tree is cut to the nodes that are
+    worth their share of the target pass. While drafting has been slower than plain decoding, nothing is drafted. Drawn
+    trees are limited before the draws, since a drawn node must stay.
 
     `budget`, `depth` and `children` only bound the work; the costs decide.
     """

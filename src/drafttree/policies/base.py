@@ -1,8 +1,8 @@
 """A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
-A policy sees one text. Budget cuts and the choice of the next frontier are the same for all policies
-(`drafttree.engine.drafting.tree_growth`), so a paper's method is a dozen lines that can be read beside the paper.
-Masks are numpy arrays: a policy decides on some hundred numbers, for which the host is cheaper than any device.
+A policy sees one text. `drafttree.engine.drafting.tree_growth` cuts trees to their budget and chooses the next frontier
+for all policies. So a paper's method is a dozen lines that can be read beside the paper. Masks are numpy arrays: a
+policy decides on some hundred numbers, for which the host is cheaper than any device.
 
 A policy is a frozen pydantic model. Its fields are the parameters, checked when it is made, and one object serves any
 number of requests. What it learns in a text is kept in a state from `init_state`, which belongs to the request.
@@ -28,8 +28,8 @@ class TextContext:
     Attributes:
         costs: costs of the target and the drafter, None unless the policy `uses_costs`.
         learned: the state at the end of the last text with this drafter, policy and verifier. None for the first text,
-        for a policy whose `remembers` is false, and for verifiers whose draws depend on the drafts, since a seed could
-        not repeat a text that depends on earlier texts.
+            and for a policy whose `remembers` is false. Also None for verifiers whose draws depend on the drafts: a
+            seed could not repeat a text that depends on earlier texts.
     """
 
     costs: CostCurve | None = None
@@ -72,7 +72,7 @@ class TreePolicy(BaseModel):
         budget: nodes of the tree at most, the root included.
 
     Raises:
-        ConfigError: If a parameter does not exist or its value is out of range.
+        ConfigError: a parameter does not exist or its value is out of range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -104,7 +104,7 @@ class TreePolicy(BaseModel):
 
     @property
     def is_chain(self) -> bool:
-        """Whether it asks for the best token of every level and nothing else, so that one call may draft them all."""
+        """Whether it drafts only the best token of every level, so that one call may draft the whole chain."""
         return False
 
     @property
@@ -114,14 +114,14 @@ class TreePolicy(BaseModel):
 
     @property
     def remembers(self) -> bool:
-        """Whether a text begins with the state in which the last one ended; by default if the policy uses costs."""
+        """Whether a text begins with the last state of the text before it; by default, if the policy uses costs."""
         return self.uses_costs
 
     def form_for(self, proposal: Proposal, *, chain: bool) -> "TreePolicy | None":
         """The form of the policy that grows trees for a kind of verifier, None if there is none.
 
         A tree must keep every child that was drawn. So a policy that drops nodes at the end has no form for drawn
-        trees, unless it has another one whose limits are fixed before the draws.
+        trees, unless one of its forms fixes all limits before the draws.
 
         Args:
             proposal: how the children of the trees are chosen.
@@ -152,18 +152,18 @@ class TreePolicy(BaseModel):
         return True
 
     def keep(self, layer: Layer) -> Array:
-        """Bool that broadcasts to `[frontier, candidates]`: which candidates join the tree."""
+        """Bool, broadcast to `[frontier, candidates]`: which candidates join the tree."""
         raise NotImplementedError
 
     def expand(self, layer: Layer) -> Array | None:
-        """Bool of a shape as for `keep`: which kept candidates are expanded; None for all of them."""
+        """Bool of the same shape as of `keep`: which kept candidates are expanded; None for all."""
 
     def score(self, layer: Layer) -> Array:
         """`[frontier, candidates]` scores by which budget cuts and re-ranking choose; never above the parent's."""
         return layer.path_logprobs
 
     def label(self, layer: Layer) -> Array | None:
-        """Int64 `[frontier, candidates]` labels, which come back in `Layer.labels` for the kept candidates; or None."""
+        """Int64 `[frontier, candidates]` labels, or None. On the next level, `Layer.labels` has the parents'."""
 
     def stop(self, tree: DraftTree, frontier: Array) -> bool | None:
         """Whether the tree ends here; None for no.
@@ -187,14 +187,14 @@ def creation_scores(layer: Layer) -> Array:
 
 
 def best_mask(scores: Array, among: Array, count: int) -> Array:
-    """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
+    """A mask of the `count` highest scores where `among` is true, ties to the lower index.
 
-    A partition takes an eighth of the time of sorting everything.
+    It partitions the scores, which takes an eighth of the time of sorting them.
 
     Args:
         scores: an array of any shape.
-        among: bool of the same shape: which may be taken.
-        count: most to take; all of `among` if these are fewer.
+        among: bool of the same shape: which scores may be chosen.
+        count: most scores to choose; if `among` has fewer, all of those.
     """
     if not 0 < count < scores.size:
         return among & (count > 0)

@@ -10,9 +10,9 @@ from drafttree.core.tree import Layer
 from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, creation_scores
 
 FEWEST_TEXTS = 5
-"""Texts after which the authors' code begins to adapt, unless the window is shorter."""
+"""Number of texts after which the authors' code begins to adapt, unless the window is shorter."""
 DEAD_BAND = 0.1
-"""Distance from the wanted share up to which the authors' code changes nothing."""
+"""The authors' code changes nothing while the mean share is within this distance of the wanted one."""
 DEEP_STEP = 0.05
 """Step by which the authors' code moves rho_deep."""
 DEPTH_FLOOR, HIGH_RANGE, DEEP_RANGE = 2, (0.5, 0.95), (0.3, 0.8)
@@ -50,20 +50,20 @@ class DynaTree(TreePolicy):
     Each of the three can be switched off; without breadth every node gets `mid_breadth` children, without depth every
     path ends at `base_depth`.
 
-    The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps it
-    low however good the drafter is, so the share of levels, all of which can be accepted, is the default.
+    The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps that
+    share low however good the drafter is. So the default is the share of levels, all of which can be accepted.
 
     Level 1 holds the children of the last committed token. The paper's Algorithm 1 drafts a root of its own instead,
-    the drafter's best token, and counts its depth as 0: `level1_top1=True`, `base_depth` D0 + 1, `max_depth` D_max + 1
-    and `budget` N_max + 1 are its tree. The preset `paper` is this tree with D0 = 5, D_max = 8 and N_max = 256. The
-    authors' code counts that root as level 1: D0, D_max and N_max + 1 are its.
+    the drafter's best token, and counts its depth as 0. `level1_top1=True`, `base_depth` D0 + 1, `max_depth` D_max + 1
+    and `budget` N_max + 1 grow its tree. The preset `paper` is this tree with D0 = 5, D_max = 8 and N_max = 256. The
+    authors' code counts that root as level 1: its tree has `base_depth` D0, `max_depth` D_max and `budget` N_max + 1.
 
     Where a level meets the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as
-    paper and code do. `per_prompt=True` is the authors' history rule: `base_depth`, `high` and `deep_above` stay as
-    they are for a whole text, and move by one step between texts (`depth_rate`, `high_rate` and 0.05) where the mean
-    share of the last `window` texts is more than 0.1 from `target`. The share of a text is its tokens a round, bonus
-    included, over `base_depth` + 2, which reaches 1, so it mostly moves one way. Verifiers whose draws depend on the
-    drafts begin every text anew, as a seed is to repeat it.
+    paper and code do. `per_prompt=True` is the authors' history rule: `base_depth`, `high` and `deep_above` change only
+    between texts. They move by one step (`depth_rate`, `high_rate` and 0.05) if the mean share of the last `window`
+    texts is more than 0.1 from `target`. The share of a text is its tokens per round, bonus included, over
+    `base_depth` + 2. It can reach 1, so the parameters mostly move one way. With verifiers whose draws depend on the
+    drafts, every text begins with the given parameters, so that a seed repeats it.
     """
 
     source: ClassVar[str] = "DynaTree v2, Algorithm 1 and its history rule"
@@ -71,7 +71,9 @@ class DynaTree(TreePolicy):
         "paper": {"base_depth": 6, "max_depth": 9, "level1_top1": True, "first_come": True, "budget": 257}
     }
 
-    base_depth: float = Field(default=5, ge=1, le=64, description="levels drafted unless improbable (D0)")
+    base_depth: float = Field(
+        default=5, ge=1, le=64, description="levels that are always drafted, unless the path is improbable (D0)"
+    )
     max_depth: int = Field(default=8, ge=1, le=64, description="levels drafted at most (D_max)")
     min_breadth: int = Field(default=1, ge=1, le=64, description="children of a confident node (B_min)")
     mid_breadth: int = Field(default=2, ge=1, le=64, description="children of any other node (B_mid)")

@@ -10,10 +10,10 @@ from drafttree.policies.base import TreePolicy, best_mask
 class DySpec(TreePolicy):
     """Greedy expansion of the most valuable slot: DySpec, with the most probable token in place of a drawn one.
 
-    A slot is a place for one more child; its value is the path probability of the parent times the probability that
-    none of the children before it is right. The heap of the paper takes the `budget - 1` most valuable slots one draft
-    pass at a time. Values only fall on the way down and along siblings, so the same tree comes from drafting level by
-    level and keeping the most valuable slots of all.
+    A slot is a place for one more child. Its value is the path probability of the parent times the probability that
+    none of the earlier children is right. The paper's heap takes the `budget - 1` most valuable slots, with one draft
+    pass for each. Values never rise down a path or along siblings. So drafting level by level and keeping the most
+    valuable slots of all grows the same tree.
     """
 
     source: ClassVar[str] = "DySpec (arXiv 2410.11744), Algorithm 1"

@@ -11,8 +11,8 @@ from drafttree.policies.base import TreePolicy, best_mask
 class OptTree(TreePolicy):
     """The tree of greatest expected length for a node budget, deepened while that expectation grows: OPT-Tree.
 
-    Every level keeps its best `budget - 1` candidates; drafting stops when the summed path probability of the best
-    `budget - 1` nodes so far has grown by no more than `threshold`; the final tree is those nodes.
+    Every level keeps its best `budget - 1` candidates. The final tree has the best `budget - 1` nodes of all levels.
+    Drafting stops when the sum of their path probabilities grows by no more than `threshold` in a level.
     """
 
     source: ClassVar[str] = "OPT-Tree (arXiv 2406.17276), Algorithm 1"

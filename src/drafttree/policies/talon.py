@@ -11,9 +11,9 @@ from drafttree.policies.base import TreePolicy, best_mask
 class Talon(TreePolicy):
     """Spend a node budget where the draft is sure: deep when it is confident, wide when it is not.
 
-    Level 1 takes the `width` best tokens; every later level keeps the candidates whose path probability is at least
-    `margin` times that of the level's best, until the budget is spent. `robust` is the number of first levels that take
-    the `width` best candidates of the whole level instead: the paper's section 6.4.1 and figure 7 compare 0 to 3.
+    Level 1 takes the `width` best tokens. Every later level keeps the candidates whose path probability is at least
+    `margin` times that of the level's best, until the budget is spent. The first `robust` levels take the `width` best
+    candidates of the whole level instead. The paper's section 6.4.1 and figure 7 compare values from 0 to 3.
     """
 
     source: ClassVar[str] = "TALON (arXiv 2601.07353), equations 4 and 5"

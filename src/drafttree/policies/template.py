@@ -29,9 +29,9 @@ SHIPPED = {
 class Template(TreePolicy):
     """The same tree every round: any list of paths of child ranks.
 
-    A path such as `0.2.1` is the root's best child, that child's third best, and that one's second best; a path's
-    parent must be in the list. Shipped under `tree`: `eagle-sparse` (EAGLE-1's 25 choices), Medusa's four trees, and
-    `binary-D` for any depth D.
+    A path such as `0.2.1` goes to the root's best child, to that child's third best child, and to its second best.
+    The parent of each path must be in the list. Shipped under `tree`: `eagle-sparse` (EAGLE-1's 25 choices), Medusa's
+    four trees, and `binary-D` for any depth D.
     """
 
     source: ClassVar[str] = "EAGLE-1 and Medusa choices; binary trees of Traversal Verification"
@@ -98,7 +98,6 @@ class _Tables:
     """A template's decisions by path, the root's first, and child rank, `[1 + paths, children]`.
 
     Policies are compared by all they hold, so this is no tuple: comparing its arrays would give arrays.
-
 
     Attributes:
         children: the index of the child in the list of paths; -1 for none.

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from drafttree.core.errors import InputError
 from drafttree.text.control_tokens import ROLES, ControlTokens
@@ -31,7 +31,7 @@ def render_chat(
     messages: Sequence[Message],
     tokenizer: Any,
     context: int | None = None,
-    first: int = 1,
+    first_number: int = 1,
     marked: ControlTokens | None = None,
     restore: Callable[[str], str] = str,
     /,
@@ -47,7 +47,8 @@ def render_chat(
             content as text, or in parts if it shows only parts, and their other keys as they are.
         tokenizer: a tokenizer of transformers, with a chat template.
         context: as for `drafttree.text.prompt.encode`.
-        first: the number of the first message in errors; 0 if it tells of tools, before the client's own messages.
+        first_number: the number of the first message in errors; 0 if it tells of tools, before the client's own
+            messages.
         marked: the control tokens, if they were marked in messages and variables to stay text; None if they become
             tokens.
         restore: replaces placeholders of the messages in the rendered text.
@@ -61,7 +62,7 @@ def render_chat(
             names the message.
     """
     try:
-        text = _rendered(messages, tokenizer, first, add_generation_prompt, continue_final_message, variables)
+        text = _rendered(messages, tokenizer, first_number, add_generation_prompt, continue_final_message, variables)
     except InputError as error:
         message = restore(str(error))
         raise InputError(marked.plain(message) if marked else message) from error.__cause__
@@ -71,12 +72,17 @@ def render_chat(
 
 
 def _rendered(
-    messages: Sequence[Message], tokenizer: Any, first: int, begins: bool, goes_on: bool, variables: dict[str, Any]
+    messages: Sequence[Message],
+    tokenizer: Any,
+    first_number: int,
+    begins: bool,
+    goes_on: bool,
+    variables: dict[str, Any],
 ) -> str:
     """Render messages by the chat template; arguments and errors are those of `render_chat`."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
-    message_texts = [_texts(number, message) for number, message in enumerate(messages, first)]
+    message_texts = [_texts(number, message) for number, message in enumerate(messages, first_number)]
     if variables.get("tools") is None and any(map(_is_about_calls, messages)):
         variables["tools"] = _no_tools(tokenizer)
     begins = begins and not goes_on
@@ -86,22 +92,24 @@ def _rendered(
         raise InputError("the last message has no content that continue_final_message could go on with")
 
     def render(shaped: Sequence[Message]) -> str:
-        ends = {"add_generation_prompt": begins, "continue_final_message": goes_on}
-        ends = ends if len(shaped) == len(messages) else {}
-        return tokenizer.apply_chat_template(list(shaped), tokenize=False, **{**variables, **ends})
+        options = {**variables}
+        if len(shaped) == len(messages):
+            options |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
+        return tokenizer.apply_chat_template(list(shaped), tokenize=False, **options)
 
     shaped_messages: list[Message] = list(messages)
     try:
-        template = tokenizer.get_chat_template(tools=variables.get("tools"))
+        template = _Template(tokenizer, tokenizer.get_chat_template(tools=variables.get("tools")))
         shaped_messages = [
-            _shaped(*entry, tokenizer, template) for entry in zip(itertools.count(first), messages, message_texts)
+            _shaped(number, message, texts, template)
+            for number, message, texts in zip(itertools.count(first_number), messages, message_texts)
         ]
         text = render(shaped_messages)
-        _check_shown(shaped_messages, tokenizer, template, render, first)
+        _check_shown(shaped_messages, template, render, first_number)
     except InputError:
         raise
     except Exception as error:  # a template is a program: it raises what it likes
-        raise _failure(error, shaped_messages, render, first) from error
+        raise _failure(error, shaped_messages, render, first_number) from error
     return text
 
 
@@ -136,6 +144,18 @@ def _as_one_part(texts: Sequence[str]) -> list[dict[str, str]]:
     return as_parts([as_text(texts)])
 
 
+class _Template(NamedTuple):
+    """A chat template.
+
+    Attributes:
+        tokenizer: the tokenizer of transformers that renders it.
+        source: the template itself, one of those that the tokenizer has.
+    """
+
+    tokenizer: Any
+    source: str
+
+
 Form = Callable[[Sequence[str]], Any]
 FORMS: tuple[Form, ...] = (as_text, as_parts, _as_one_part)
 WORDS = ("7391846205", "5026481937")
@@ -143,33 +163,39 @@ WORDS = ("7391846205", "5026481937")
 
 
 @lru_cache(maxsize=64)
-def _form(tokenizer: Any, template: str, role: str, beside: str = "") -> Form | None:
+def _form(template: _Template, role: str, call_content: str = "") -> Form | None:
     """Find the form of content in which a template shows all that a message of this role says; None if there is none.
 
     If the template fails on all test conversations, the form is text, so that its error on the real one is reported.
-    For `CALL`, `beside` is the content of the message with the call.
+    For `CALL`, `call_content` is the content of the message with the call.
     """
-    silent = False
+    tokenizer, source = template
+    omits_text = False
     for form, arguments in itertools.product(FORMS, ({}, "{}")):
         try:
-            sample = _sample(tokenizer, template, role, form(WORDS), arguments, beside)
-            tools = _no_tools(tokenizer, template)
-            text = tokenizer.apply_chat_template(sample, tools=tools, tokenize=False, chat_template=template)
+            sample = _sample(template, role, form(WORDS), arguments, call_content)
+            tools = _no_tools(tokenizer, source)
+            text = tokenizer.apply_chat_template(sample, tools=tools, tokenize=False, chat_template=source)
         except Exception:  # as above
             continue
-        if all(word in text for word in WORDS) and f"'text': '{WORDS[0]}" not in text:  # as Python shows parts
+        shows_python = f"'text': '{WORDS[0]}" in text  # as Python prints parts
+        if all(word in text for word in WORDS) and not shows_python:
             return form
-        silent = silent or form is as_text
-    return None if silent else as_text
+        omits_text = omits_text or form is as_text
+    return None if omits_text else as_text
 
 
-def _sample(
-    tokenizer: Any, template: str, role: str, content: Any, arguments: object, beside: str
-) -> list[dict[str, Any]]:
+def _content(template: _Template, role: str, texts: Sequence[str]) -> Any:
+    """The content of a message in the form that the template shows for its role, or as text."""
+    form = _form(template, role) or as_text
+    return form(texts)
+
+
+def _sample(template: _Template, role: str, content: Any, arguments: object, call_content: str) -> list[dict[str, Any]]:
     """A short test conversation in which a message of this role has this content."""
 
     def say(role: str) -> dict[str, Any]:
-        return {"role": role, "content": (_form(tokenizer, template, role) or as_text)(["hello"])}
+        return {"role": role, "content": _content(template, role, ["hello"])}
 
     message = {"role": role, "content": content}
     if role == "user":
@@ -181,7 +207,7 @@ def _sample(
     function = {"name": content if role == CALL else "f", "arguments": arguments}
     call = {
         **say("assistant"),
-        "content": (_form(tokenizer, template, "assistant") or as_text)([beside]) if beside else "",
+        "content": _content(template, "assistant", [call_content]) if call_content else "",
         "tool_calls": [{"id": 9 * "a", "type": "function", "function": function}],
     }
     result = message if role == "tool" else say("tool")
@@ -194,13 +220,13 @@ def turn_end(tokenizer: Any) -> str | None:
     A model that was trained on such texts continues with the user's next message unless this string stops it. None if a
     special token ends an answer.
     """
-    answer, question = "<|answer|>", "<|question|>"
-    turns = [("user", question), ("assistant", answer), ("user", question)]
+    question = "<|question|>"
+    answer = "<|answer|>"
     try:
-        template = tokenizer.get_chat_template()
-        forms = {role: _form(tokenizer, template, role) or as_text for role, _ in turns}
-        messages = [{"role": role, "content": forms[role]([content])} for role, content in turns]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        template = _Template(tokenizer, tokenizer.get_chat_template())
+        user_message = {"role": "user", "content": _content(template, "user", [question])}
+        assistant_message = {"role": "assistant", "content": _content(template, "assistant", [answer])}
+        text = tokenizer.apply_chat_template([user_message, assistant_message, user_message], tokenize=False)
     except Exception:  # as above; what is wrong is told where an answer is wanted
         return None
     separator = text.partition(answer)[2].partition(question)[0].rstrip()
@@ -216,7 +242,8 @@ def _texts(number: int, message: object) -> list[str]:
     """
     if not isinstance(message, Mapping):
         raise InputError(f"message {number} is {message!r}; give a dictionary with role and content")
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role not in ROLES:
         raise InputError(f"message {number} has the role {role!r}; known: {', '.join(ROLES)}")
     if isinstance(content, str) or (content is None and role == "assistant"):
@@ -225,76 +252,84 @@ def _texts(number: int, message: object) -> list[str]:
         type_name = type(content).__name__ if "content" in message else "missing"
         raise InputError(f"the content of message {number} is {type_name}; give text")
     for content_part in content:
-        if (
-            not isinstance(content_part, Mapping)
-            or content_part.get("type") != "text"
-            or not isinstance(content_part.get("text"), str)
-        ):
+        if not _is_text_part(content_part):
             raise InputError(
                 f"the content of message {number} has {content_part!r} as a part; give parts of type 'text'"
             )
     return [content_part["text"] for content_part in content]
 
 
-def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any, template: str) -> Message:
+def _is_text_part(content_part: object) -> bool:
+    if not isinstance(content_part, Mapping) or content_part.get("type") != "text":
+        return False
+    return isinstance(content_part.get("text"), str)
+
+
+def _shaped(number: int, message: Message, texts: Sequence[str], template: _Template) -> Message:
     """A message with its content in the form that the template shows.
 
     Raises:
         InputError: if the template leaves out its content or its tool calls.
     """
     role = message["role"]
-    form = _form(tokenizer, template, role)
+    form = _form(template, role)
     if form is None and any(texts):
         raise InputError(
             f"the chat template leaves out what message {number} says, as all content of the role {role!r}; use "
             "another chat template or role"
         )
     call_text = "hello" if any(texts) else ""
-    if message.get("tool_calls") and _form(tokenizer, template, CALL, call_text) is None:
+    if message.get("tool_calls") and _form(template, CALL, call_text) is None:
         raise InputError(f"the chat template leaves out the tool calls of message {number}; give them as its content")
     return {**message, "content": (form or as_text)(texts or [""])}
 
 
 def _check_shown(
-    messages: Sequence[Message], tokenizer: Any, template: str, render: Callable[[Sequence[Message]], str], first: int
+    messages: Sequence[Message], template: _Template, render: Callable[[Sequence[Message]], str], first_number: int
 ) -> None:
     """Check that a template shows all system messages and all tool calls, of which some show only one.
 
     Raises:
         InputError: if it leaves one out.
     """
-    system_indices = [index for index, message in enumerate(messages) if message["role"] in ("system", "developer")]
-    system_indices = [
-        index for index in system_indices if system_indices != [0] and any(_texts(index, messages[index]))
-    ]
+    system_indices = _system_indices(messages)
     call_indices = [index for index, message in enumerate(messages) if len(message.get("tool_calls") or ()) > 1]
-    probe_messages = [*messages]
+    if not system_indices and not call_indices:
+        return
+    test_messages = [*messages]
     for index in system_indices:
-        form = _form(tokenizer, template, messages[index]["role"]) or as_text
-        probe_messages[index] = {**messages[index], "content": form([_word(index)])}
+        content = _content(template, messages[index]["role"], [_word(index)])
+        test_messages[index] = {**messages[index], "content": content}
     for index in call_indices:
         calls = [_renamed(call, _word(index, number)) for number, call in enumerate(messages[index]["tool_calls"])]
-        probe_messages[index] = {**messages[index], "tool_calls": calls}
-    if probe_messages == [*messages]:
-        return
-    text = render(probe_messages)
-    if (omitted_index := next((index for index in system_indices if _word(index) not in text), None)) is not None:
-        raise InputError(
-            f"the chat template leaves out what message {omitted_index + first} says, since it shows the role "
-            f"{messages[omitted_index]['role']!r} at one place alone; say all of that in the first message"
-        )
+        test_messages[index] = {**messages[index], "tool_calls": calls}
+    text = render(test_messages)
+    for index in system_indices:
+        if _word(index) not in text:
+            raise InputError(
+                f"the chat template leaves out what message {index + first_number} says, since it shows the role "
+                f"{messages[index]['role']!r} at one place alone; say all of that in the first message"
+            )
     for index in call_indices:
         for number in range(len(messages[index]["tool_calls"])):
             if _word(index, number) not in text:
                 raise InputError(
-                    f"the chat template leaves out tool call {number + 1} of message {index + first}; give each call, "
-                    "with its result behind it, in a message of its own"
+                    f"the chat template leaves out tool call {number + 1} of message {index + first_number}; give each "
+                    "call, with its result behind it, in a message of its own"
                 )
 
 
-def _word(place: int, number: int = 0) -> str:
-    """Test content of the message at `place`, or test name of its tool call `number`, to look for in rendered text."""
-    return f"{WORDS[0]}{place:06}{number:06}{WORDS[1]}"
+def _system_indices(messages: Sequence[Message]) -> list[int]:
+    """The indices of system messages that say something; none if the first message is the only system message."""
+    indices = [index for index, message in enumerate(messages) if message["role"] in ("system", "developer")]
+    if indices == [0]:
+        return []
+    return [index for index in indices if any(_texts(index, messages[index]))]
+
+
+def _word(index: int, number: int = 0) -> str:
+    """Test content of the message at `index`, or test name of its tool call `number`, to look for in rendered text."""
+    return f"{WORDS[0]}{index:06}{number:06}{WORDS[1]}"
 
 
 def _renamed(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -303,25 +338,30 @@ def _renamed(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _failure(
-    error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], first: int
+    error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], first_number: int
 ) -> InputError:
     """The error to raise if a template fails; names the message from which on it does, unless it fails on any."""
 
-    def fails(tried: Sequence[Message]) -> bool:
+    def fails(subset: Sequence[Message]) -> bool:
         try:
-            render(tried)
-        except Exception as found:  # as above
-            return str(found) == str(error)
+            render(subset)
+        except Exception as other_error:  # as above
+            return str(other_error) == str(error)
         return False
 
     subject = "these messages"
     if not fails([{"role": "user", "content": "hello"}]):
-        passes, number = 0, len(messages)
-        while number - passes > 1:
-            middle = (passes + number) // 2
-            passes, number = (passes, middle) if fails(messages[:middle]) else (middle, number)
-        message_name = f"message {number - 1 + first}" if number - 1 + first else "the message that tells of the tools"
-        subject = f"{message_name} (role {messages[number - 1]['role']!r})"
+        passing_count = 0
+        failing_count = len(messages)
+        while failing_count - passing_count > 1:
+            middle_count = (passing_count + failing_count) // 2
+            if fails(messages[:middle_count]):
+                failing_count = middle_count
+            else:
+                passing_count = middle_count
+        number = failing_count - 1 + first_number
+        message_name = f"message {number}" if number else "the message that tells of the tools"
+        subject = f"{message_name} (role {messages[failing_count - 1]['role']!r})"
     reason = " ".join(str(error).split())
     if type(error).__name__ == "TemplateError":  # jinja2's own kinds are subclasses
         return InputError(f"the chat template refuses {subject} with an error of its own: {reason}")

@@ -4,6 +4,7 @@ The rule and its name are those of `sanitize_control_tokens` in `apply_chat_temp
 Here the text around such a token is tokenised like any other text.
 """
 
+import itertools
 import json
 import re
 import secrets
@@ -61,20 +62,19 @@ class ControlTokens:
     def __init__(self, tokenizer: Any, tokens: frozenset[str], looked_for: frozenset[str]) -> None:
         backend = tokenizer.backend_tokenizer
         added_tokens = backend.get_added_tokens_decoder()
-        spellings = {index: str(token.content) for index, token in added_tokens.items()}
-        self._added = re.compile(_longest(spellings.values()))
+        names = {index: str(token.content) for index, token in added_tokens.items()}
+        self._added = re.compile(_longest(names.values()))
         self._marked = re.compile(f"{START}({_longest(tokens)}){END}|{START}|{END}", re.IGNORECASE)
         self._suspects = _suspects(tokens, looked_for)
-        names = [token.lower() for token in tokens]
-        self._names = "\0".join(names)
-        self._longest = max(map(len, names), default=0)
-        self._beginnings = {token[:end] for token in names for end in range(1, len(token))}
-        self._endings = {token[begin:] for token in names for begin in range(1, len(token))}
-        self._stand_ins = {token: f"<{STAND_IN}{number}>" for number, token in enumerate(sorted(tokens))}
+        self._edges = _Edges(tokens)
+        self._stand_ins = dict[str, str]()
+        for number, token in enumerate(sorted(tokens)):
+            self._stand_ins[token] = f"<{STAND_IN}{number}>"
         self._tokenizer = _renamed(backend, added_tokens.values(), self._stand_ins)
-        self._ids = {
-            self._tokenizer.token_to_id(self._stand_ins.get(name, name)): index for index, name in spellings.items()
-        }
+        self._ids = dict[int | None, int]()
+        for index, name in names.items():
+            renamed_index = self._tokenizer.token_to_id(self._stand_ins.get(name, name))
+            self._ids[renamed_index] = index
         self._spelled = {self._tokenizer.token_to_id(token): token for token in tokens}
 
     def kept(self, value: Any) -> Any:
@@ -99,10 +99,14 @@ class ControlTokens:
             InputError: if the tokenizer makes a control token of plain text.
         """
         pieces = self._marked.split(rendered)  # text of the template and a token of a message take turns
-        pieces[::2] = [self._added.sub(self._stand_in, piece) for piece in pieces[::2]]
+        for index in range(0, len(pieces), 2):
+            pieces[index] = self._added.sub(self._stand_in, pieces[index])
         ids = self._tokenizer.encode("".join(filter(None, pieces)), add_special_tokens=False).ids
-        if spellings := [self._spelled[index] for index in ids if index in self._spelled]:
-            raise InputError(f"the tokenizer has no other tokens for the text {spellings[0]!r}; leave it out")
+        for index in ids:
+            if index in self._spelled:
+                raise InputError(
+                    f"the tokenizer has no other tokens for the text {self._spelled[index]!r}; leave it out"
+                )
         return [self._ids.get(index, index) for index in ids]
 
     def _kept(self, value: Any) -> Any:
@@ -125,40 +129,59 @@ class ControlTokens:
         """Return a text with marks; those at its ends stand inside white space, which a template may strip."""
         core = text.strip()
         begin = text.index(core)
-        leading_mark = END if self._may_end_a_token(core.lower()) else ""
-        trailing_mark = END if self._may_begin_a_token(core.lower()) else ""
+        leading_mark = END if self._edges.may_end_token(core.lower()) else ""
+        trailing_mark = END if self._edges.may_begin_token(core.lower()) else ""
         leading_space = self._suspects.sub(_mark, text[:begin])
         trailing_space = self._suspects.sub(_mark, text[begin + len(core) :])
         core = self._suspects.sub(_mark, core)
         return f"{leading_space}{leading_mark}{core}{trailing_mark}{trailing_space}"
 
-    def _may_begin_a_token(self, text: str) -> bool:
-        """Whether a token may begin at the end of this text and go on in the next."""
-        lengths = range(1, min(self._longest, len(text) + 1))
-        return any(text[-length:] in self._beginnings for length in lengths)
-
-    def _may_end_a_token(self, text: str) -> bool:
-        """Whether a token that begins before this text may end in it or after it."""
-        lengths = range(1, min(self._longest, len(text) + 1))
-        if any(text[:length] in self._endings for length in lengths):
-            return True
-        if not text or text not in self._names:
-            return False
-        is_word = (
-            re.fullmatch(r"\w+", text) is not None
-        )  # has to be a whole word of a name: many words are parts of others
-        return not is_word or re.search(rf"\b{text}\b", self._names) is not None
-
     def _stand_in(self, match: re.Match[str]) -> str:
         return self._stand_ins.get(match[0], match[0])
 
 
-def control_tokens(tokenizer: Any, written: str = "") -> ControlTokens:
+class _Edges:
+    """The beginnings and ends of control tokens, which may be at the edges of a text.
+
+    Args:
+        tokens: the control tokens; texts are compared with their lower-case spellings.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        names = [token.lower() for token in tokens]
+        self._names = "\0".join(names)
+        self._longest = max(map(len, names), default=0)
+        self._beginnings = set[str]()
+        self._endings = set[str]()
+        for name in names:
+            for index in range(1, len(name)):
+                self._beginnings.add(name[:index])
+                self._endings.add(name[index:])
+
+    def may_begin_token(self, text: str) -> bool:
+        """Whether a token may begin at the end of this text and go on in the next."""
+        return any(text[-length:] in self._beginnings for length in self._edge_lengths(text))
+
+    def may_end_token(self, text: str) -> bool:
+        """Whether a token that begins before this text may end in it or after it."""
+        if any(text[:length] in self._endings for length in self._edge_lengths(text)):
+            return True
+        if not text or text not in self._names:
+            return False
+        # A word has to be a whole word of a name: many words are parts of others.
+        is_word = re.fullmatch(r"\w+", text) is not None
+        return not is_word or re.search(rf"\b{text}\b", self._names) is not None
+
+    def _edge_lengths(self, text: str) -> range:
+        return range(1, min(self._longest, len(text) + 1))
+
+
+def control_tokens(tokenizer: Any, further_text: str = "") -> ControlTokens:
     """Return the control tokens of a tokenizer: the special ones, and the added ones that its chat template writes.
 
     Args:
         tokenizer: a tokenizer of transformers.
-        written: further text whose added tokens count, such as marks that a server looks for.
+        further_text: further text whose added tokens count, such as marks that a server looks for.
 
     Raises:
         InputError: if the tokenizer is not one of the `tokenizers` library.
@@ -167,8 +190,8 @@ def control_tokens(tokenizer: Any, written: str = "") -> ControlTokens:
         raise InputError("sanitize_control_tokens needs a fast tokenizer, one of the tokenizers library; leave it out")
     template = getattr(tokenizer, "chat_template", None) or ""
     template = "\n".join(template.values()) if isinstance(template, dict) else template
-    looked_for = {literal for groups in LOOKED_FOR.findall(template) for literal in groups} - {""}
-    return _cached(tokenizer, _control_tokens(tokenizer, f"{template}\n{written}"), frozenset(looked_for))
+    looked_for = {*itertools.chain(*LOOKED_FOR.findall(template))} - {""}
+    return _cached(tokenizer, _control_tokens(tokenizer, f"{template}\n{further_text}"), frozenset(looked_for))
 
 
 _cached = lru_cache(maxsize=4)(ControlTokens)
@@ -176,14 +199,15 @@ _cached = lru_cache(maxsize=4)(ControlTokens)
 
 def _control_tokens(tokenizer: Any, template: str) -> frozenset[str]:
     """The special tokens, and `chat_control_tokens` of transformers or, without these, added tokens in the template."""
-    added_tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    tokens = {*special_tokens(tokenizer).values()}
     chat_tokens = getattr(tokenizer, "chat_control_tokens", None)
-    other_tokens = (
-        [token for token in added_tokens if token in template and not token.isspace()]
-        if chat_tokens is None
-        else chat_tokens
-    )
-    return frozenset({*special_tokens(tokenizer).values(), *other_tokens} - {""})
+    if chat_tokens is not None:
+        tokens.update(chat_tokens)
+    else:
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.content in template and not token.content.isspace():
+                tokens.add(token.content)
+    return frozenset(tokens - {""})
 
 
 def _suspects(tokens: frozenset[str], looked_for: frozenset[str]) -> re.Pattern[str]:
@@ -192,14 +216,17 @@ def _suspects(tokens: frozenset[str], looked_for: frozenset[str]) -> re.Pattern[
     Of the characters that a token begins with, letters and white space are left out: most texts have them, so only
     those at the end of a text are looked at, by `ControlTokens`.
     """
-    first_characters = "".join(
-        {re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())}
-    )
-    first_pattern = f"[{first_characters}]" if first_characters else NOTHING
-    literal_pattern = _longest(
-        literal for literal in looked_for if not any(token.startswith(literal) for token in tokens)
-    )
-    return re.compile(f"(?P<token>{_longest(tokens)})|(?P<literal>{literal_pattern})|{first_pattern}", re.IGNORECASE)
+    first_characters = set[str]()
+    for token in tokens:
+        if not token[0].isalnum() and not token[0].isspace():
+            first_characters.add(re.escape(token[0]))
+    first_pattern = f"[{''.join(first_characters)}]" if first_characters else NOTHING
+    other_literals = set(looked_for)
+    for literal in looked_for:
+        if any(token.startswith(literal) for token in tokens):
+            other_literals.remove(literal)
+    token_or_literal = f"(?P<token>{_longest(tokens)})|(?P<literal>{_longest(other_literals)})"
+    return re.compile(f"{token_or_literal}|{first_pattern}", re.IGNORECASE)
 
 
 def _mark(match: re.Match[str]) -> str:
@@ -220,22 +247,24 @@ def _longest(words: Iterable[str]) -> str:
 
     def written(node: dict[str, Any]) -> str:
         branches = [re.escape(character) + written(node[character]) for character in node if character]
-        if "" in node:
-            return f"(?:{'|'.join(branches)})?" if branches else ""
-        return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
+        if not branches:
+            return ""
+        is_word_end = "" in node
+        if len(branches) == 1 and not is_word_end:
+            return branches[0]
+        return f"(?:{'|'.join(branches)}){'?' if is_word_end else ''}"
 
     return written(trie) if trie else NOTHING
 
 
-def _renamed(backend: Tokenizer, added: Iterable[AddedToken], names: Mapping[str, str]) -> Tokenizer:
+def _renamed(backend: Tokenizer, added_tokens: Iterable[AddedToken], names: Mapping[str, str]) -> Tokenizer:
     """A copy of a tokenizer in which added tokens have other names by `names`; their ids may differ too."""
     state = json.loads(backend.to_str())
     state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     renamed_tokenizer = Tokenizer.from_str(json.dumps(state))
-    renamed_tokenizer.add_tokens(
-        [
-            AddedToken(names.get(token.content, token.content), **{flag: getattr(token, flag) for flag in FLAGS})
-            for token in added
-        ]
-    )
+    renamed_tokens = []
+    for token in added_tokens:
+        flags = {flag: getattr(token, flag) for flag in FLAGS}
+        renamed_tokens.append(AddedToken(names.get(token.content, token.content), **flags))
+    renamed_tokenizer.add_tokens(renamed_tokens)
     return renamed_tokenizer

@@ -32,7 +32,9 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     Raises:
         ConfigError: if one is not a string, or empty.
     """
-    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(string, str) and string for string in strings):
         raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
     return tuple(strings)
@@ -40,11 +42,13 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def special_tokens(tokenizer: object) -> dict[int, str]:
     """The special tokens of a tokenizer of transformers by their ids, as they are spelled."""
-    names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
-    added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
-    return dict(zip(*names, strict=False)) | {
-        token: added_token.content for token, added_token in added_tokens.items() if added_token.special
-    }
+    ids = getattr(tokenizer, "all_special_ids", ())
+    texts = getattr(tokenizer, "all_special_tokens", ())
+    tokens: dict[int, str] = dict(zip(ids, texts, strict=False))
+    for token, added_token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if added_token.special:
+            tokens[token] = added_token.content
+    return tokens
 
 
 class Detokenizer:
@@ -85,8 +89,9 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._scope = StopScope(unstopped)
         self._longest_stop = max(map(len, stop), default=0)
-        self._searched = self._cut_from = 0
-        marks = "\n".join(mark for stretch in unstopped for mark in (stretch.begin, stretch.end))
+        self._searched = 0
+        self._cut_from = 0
+        marks = "\n".join(f"{stretch.begin}\n{stretch.end}" for stretch in unstopped)
         self._stop_tokens = {token: text for token, text in special_texts.items() if text in stop and text not in marks}
         self._unspelled = special_texts.keys() - set(spelled) if spelled else None
         self._cleans = _cleans_up(tokenizer)
@@ -133,7 +138,7 @@ class Detokenizer:
             spans, _ = self._read_ahead(len(self._characters), final=True)
             self._cut_in(spans)  # what might have become a mark is none
         decoded_text = self._decode(self._before + self._pushed + self._waiting)
-        text = decoded_text[_shared(self._decode(self._before), decoded_text) :]
+        text = decoded_text[_shared_length(self._decode(self._before), decoded_text) :]
         cut_index = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
         self._whole = text if cut_index < 0 else text[:cut_index]
 
@@ -181,7 +186,7 @@ class Detokenizer:
         name = self._tokenizer.convert_ids_to_tokens(token) if self._falls_back else ""
         if byte := BYTE.fullmatch(name or ""):
             self._add_byte(int(byte[1], 16))
-        elif not self._run or not (name is None or self._skips(token)):
+        elif not self._run or self._has_text(token, name):
             self._run = None
             self._add_text()
         self._ends.append(len(self._characters))
@@ -192,7 +197,7 @@ class Detokenizer:
     def _add_text(self) -> None:
         """Decode the window, whose last token is new."""
         decoded_text = self._decode(self._window)
-        self._write(self._begin, decoded_text[_shared(self._known, decoded_text) :])
+        self._write(self._begin, decoded_text[_shared_length(self._known, decoded_text) :])
         unsettled_count = _unfinished_characters(decoded_text) + (CLEANED if self._cleans else 0)
         self._settled = max(self._settled, len(self._characters) - unsettled_count)
 
@@ -202,7 +207,9 @@ class Detokenizer:
         If a run of such tokens is not UTF-8, all of them become U+FFFD. So none is settled before another token ends
         the run.
         """
-        begin, run = self._run = self._run or (len(self._characters), bytearray())
+        if self._run is None:
+            self._run = len(self._characters), bytearray()
+        begin, run = self._run
         run.append(byte)
         try:
             self._write(begin, run.decode())
@@ -210,15 +217,16 @@ class Detokenizer:
             if error.reason != "unexpected end of data":
                 self._write(begin, UNFINISHED * len(run))
 
-    def _skips(self, token: int) -> bool:
-        """Whether a token is left out of the text."""
-        return self._tokenizer.decode([token]) != self._decode([token])
+    def _has_text(self, token: int, name: str | None) -> bool:
+        """Whether a token is part of the text: others are left out, or have no name."""
+        return name is not None and self._tokenizer.decode([token]) == self._decode([token])
 
     def _write(self, begin: int, text: str) -> None:
         """Replace the text from a character on; the beginning that stays the same keeps its origins."""
-        common_end = begin + _shared("".join(self._characters[begin:]), text)
-        self._characters[common_end:] = text[common_end - begin :]
-        self._origins[common_end:] = [len(self._pushed) - 1] * (len(self._characters) - common_end)
+        shared_length = _shared_length("".join(self._characters[begin:]), text)
+        news = text[shared_length:]
+        self._characters[begin + shared_length :] = news
+        self._origins[begin + shared_length :] = [len(self._pushed) - 1] * len(news)
 
     def _move_window(self) -> None:
         """Move the beginning of the window forward, unless the window would decode differently."""
@@ -262,19 +270,22 @@ class Detokenizer:
         search_begin = max(begin, self._searched - self._longest_stop + 1)
         text = "".join(self._characters[search_begin:end])
         self._searched = max(self._searched, min(end, self._settled))
-        matches = [(offset, stop) for stop in self._stop if (offset := text.find(stop)) >= 0]
-        if matches:
-            offset, self.stopped_by = min(matches)
-            self._cut_from = begin
-            del self._characters[search_begin + offset :], self._origins[search_begin + offset :]
-        return bool(matches)
+        matches = [(text.find(stop), stop) for stop in self._stop if stop in text]
+        if not matches:
+            return False
+        offset, self.stopped_by = min(matches)
+        self._cut_from = begin
+        del self._characters[search_begin + offset :]
+        del self._origins[search_begin + offset :]
+        return True
 
     def _context(self, tokens: list[int]) -> list[int]:
         """The last few of some tokens and, if these have no text, the last few that have one before them."""
         end = len(tokens)
         while end > CONTEXT and not self._decode(tokens[end - CONTEXT : end]):
             end -= CONTEXT
-        return tokens[max(0, end - CONTEXT) : end] + (tokens[-CONTEXT:] if end < len(tokens) else [])
+        tokens_without_text = tokens[-CONTEXT:] if end < len(tokens) else []
+        return tokens[max(0, end - CONTEXT) : end] + tokens_without_text
 
     def _decode(self, tokens: list[int]) -> str:
         if self._tokenizer is None:
@@ -284,15 +295,14 @@ class Detokenizer:
         return self._tokenizer.decode([token for token in tokens if token not in self._unspelled])
 
 
-def _shared(first: str, second: str) -> int:
+def _shared_length(text: str, other_text: str) -> int:
     """The length of the common beginning of two texts."""
-    if second.startswith(first):
-        return len(first)
-    character_pairs = enumerate(zip(first, second, strict=False))
-    return next(
-        (index for index, (character, counterpart) in character_pairs if character != counterpart),
-        min(len(first), len(second)),
-    )
+    if other_text.startswith(text):
+        return len(text)
+    for index, (character, counterpart) in enumerate(zip(text, other_text, strict=False)):
+        if character != counterpart:
+            return index
+    return min(len(text), len(other_text))
 
 
 def _unfinished_characters(text: str) -> int:
@@ -306,15 +316,18 @@ def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = 
     Raises:
         ConfigError: if there is such a string; names the first of them, and the token.
     """
-    special_texts = [text for token, text in special_tokens(tokenizer).items() if token not in spelled] if stop else []
+    if not stop:
+        return
+    special_texts = [text for token, text in special_tokens(tokenizer).items() if token not in spelled]
     for string in stop:
-        if string not in special_texts and (
-            token_text := next((text for text in special_texts if text in string), None)
-        ):
-            raise ConfigError(
-                f"the stop string {string!r} has the special token {token_text!r} in it, which no text has; "
-                f"give {token_text!r} alone, or the text beside it"
-            )
+        if string in special_texts:
+            continue
+        for token_text in special_texts:
+            if token_text and token_text in string:
+                raise ConfigError(
+                    f"the stop string {string!r} has the special token {token_text!r} in it, which no text has; "
+                    f"give {token_text!r} alone, or the text beside it"
+                )
 
 
 def _cleans_up(tokenizer: Any) -> bool:
@@ -328,5 +341,7 @@ def _cleans_up(tokenizer: Any) -> bool:
 def _falls_back(tokenizer: Any) -> bool:
     """Whether a tokenizer has tokens for single bytes, of which one that is not UTF-8 changes those around it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    run = [backend.token_to_id(name) for name in ("<0x41>", "<0xFF>")] if backend else [None]
+    if backend is None:
+        return False
+    run = [backend.token_to_id("<0x41>"), backend.token_to_id("<0xFF>")]
     return None not in run and tokenizer.decode(run) == 2 * UNFINISHED

@@ -64,14 +64,14 @@ def encode(
     tokens = list(prompt)
     if not tokens:
         raise InputError("the prompt is empty; give at least one token")
-    non_integers = [token for token in tokens if not is_whole(token)]
-    if non_integers:
-        raise InputError(f"a token id is a whole number, not {non_integers[0]!r}")
-    tokens = [int(token) for token in tokens]
-    outside_ids = [token for token in tokens if not 0 <= token < vocab_size]
-    if outside_ids:
-        raise InputError(f"token id {outside_ids[0]} is outside the vocabulary of {vocab_size}")
-    return tokens
+    for token in tokens:
+        if not is_whole(token):
+            raise InputError(f"a token id is a whole number, not {token!r}")
+    ids = [int(token) for token in tokens]
+    for index in ids:
+        if not 0 <= index < vocab_size:
+            raise InputError(f"token id {index} is outside the vocabulary of {vocab_size}")
+    return ids
 
 
 def _single_row(numbers: Any) -> Any:

@@ -1,7 +1,6 @@
 """Refuses a text before it is tokenised if it has more characters than the context could hold as tokens."""
 
 import json
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -58,13 +57,17 @@ def longest_token(tokenizer: Any) -> int | None:
         return None
     normalizers = [*_parts(backend.normalizer)]
     splitters = [*_parts(backend.pre_tokenizer)]
-    shrink_factors = [_shrinking(normalizer) for normalizer in normalizers]
-    keeps = all(splitter["type"] in SPLITTING and splitter.get("behavior") != "Removed" for splitter in splitters)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     by_byte = any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters))
-    if not keeps or None in shrink_factors or not _knows_all(backend.model, vocabulary, by_byte=by_byte):
+    if not all(map(_keeps_all, splitters)) or not _knows_all(backend.model, vocabulary, by_byte=by_byte):
         return None
-    return max(map(len, vocabulary)) * math.prod(filter(None, shrink_factors))
+    max_length = max(map(len, vocabulary))
+    for normalizer in normalizers:
+        factor = _shrinking(normalizer)
+        if factor is None:
+            return None
+        max_length *= factor
+    return max_length
 
 
 def _parts(step: Any) -> Iterator[dict[str, Any]]:
@@ -73,11 +76,16 @@ def _parts(step: Any) -> Iterator[dict[str, Any]]:
         yield from _flat(json.loads(step.__getstate__()))
 
 
-def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if part["type"] != "Sequence":
-        yield part
-    for step in part.get("normalizers", part.get("pretokenizers", [])):
+def _flat(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if settings["type"] != "Sequence":
+        yield settings
+    for step in settings.get("normalizers", settings.get("pretokenizers", [])):
         yield from _flat(step)
+
+
+def _keeps_all(splitter: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer drops no character."""
+    return splitter["type"] in SPLITTING and splitter.get("behavior") != "Removed"
 
 
 def _shrinking(normalizer: dict[str, Any]) -> int | None:
@@ -101,6 +109,7 @@ def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool
 
 def _counted(text: str, tokenizer: Any) -> int:
     """The number of characters of a text, without whitespace if special tokens may take that."""
-    added_tokens = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    strips = any(token.lstrip or token.rstrip for token in added_tokens)
-    return sum(map(len, text.split())) if strips else len(text)
+    for token in tokenizer.backend_tokenizer.get_added_tokens_decoder().values():
+        if token.lstrip or token.rstrip:
+            return sum(map(len, text.split()))
+    return len(text)

@@ -26,7 +26,12 @@ class Stretch:
 
 def unfinished(text: str, strings: Iterable[str]) -> int:
     """The length of the longest end of a text that is a beginning, but not the whole, of one of these strings."""
-    return max((n for string in strings for n in range(1, len(string)) if text.endswith(string[:n])), default=0)
+    max_length = 0
+    for string in strings:
+        for length in range(max_length + 1, len(string)):
+            if text.endswith(string[:length]):
+                max_length = length
+    return max_length
 
 
 class StopScope:
@@ -99,22 +104,29 @@ class StopScope:
         """Read up to the next stretch, or to what may be the beginning of its mark; return whether one was found."""
         if self._first and self.decided == 0:
             stripped_text = text.lstrip()
-            if stretch := next((stretch for stretch in self._first if stripped_text.startswith(stretch.begin)), None):
-                self._enter(stretch, len(text) - len(stripped_text))
-                return True
+            for stretch in self._first:
+                if stripped_text.startswith(stretch.begin):
+                    self._enter(stretch, len(text) - len(stripped_text))
+                    return True
             if not final and any(stretch.begin.startswith(stripped_text) for stretch in self._first):
                 return False
         self._first = []
+        index, stretch = self._find_stretch(text)
         marks = [stretch.begin for stretch in self._anywhere]
-        index = min((begin for mark in marks if (begin := text.find(mark)) >= 0), default=len(text))
         sure_length = len(text) - (0 if final else unfinished(text, marks))
-        if sure_length <= index:
+        if stretch is None or sure_length <= index:
             self.decided += sure_length
             return False
         spans.append((self.begin or 0, self.decided + index))
-        at_index = [stretch for stretch in self._anywhere if text.startswith(stretch.begin, index)]
-        self._enter(max(at_index, key=lambda stretch: len(stretch.begin)), index)
+        self._enter(stretch, index)
         return True
+
+    def _find_stretch(self, text: str) -> tuple[int, Stretch | None]:
+        """The index of the first mark that begins a stretch, and that stretch; of several marks there, the longest."""
+        matches = [(text.index(stretch.begin), stretch) for stretch in self._anywhere if stretch.begin in text]
+        if not matches:
+            return len(text), None
+        return min(matches, key=lambda match: (match[0], -len(match[1].begin)))
 
     def _enter(self, stretch: Stretch, index: int) -> None:
         self.decided += index + len(stretch.begin)

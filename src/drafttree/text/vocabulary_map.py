@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-BYTE_SPACE, PIECE_SPACE = "Ġ", "▁"
-"""How tokens spell a space: in byte-level vocabularies, and in those of SentencePiece."""
+BYTE_SPACE = "Ġ"
+"""A space in the tokens of byte-level vocabularies."""
+PIECE_SPACE = "▁"
+"""A space in the tokens of SentencePiece."""
 
 
 class Marks(NamedTuple):
@@ -42,15 +44,20 @@ def spell(tokenizer: PreTrainedTokenizerBase) -> dict[int, Spelling]:
     """
     vocabulary = tokenizer.get_vocab()
     byte_level = _count(vocabulary, BYTE_SPACE) > _count(vocabulary, PIECE_SPACE)
-    of_character = {character: byte for byte, character in bytes_to_unicode().items()}
+    byte_by_sign = {sign: byte for byte, sign in bytes_to_unicode().items()}
     special_ids = {*tokenizer.all_special_ids}
     added_vocab: Any = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
     spellings = dict[int, Spelling]()
-    for token, index in sorted(vocabulary.items(), key=lambda each: (_fallback_byte(each[0]) is not None, each[1])):
+
+    def order(entry: tuple[str, int]) -> tuple[bool, int]:
+        token, index = entry
+        return _fallback_byte(token) is not None, index
+
+    for token, index in sorted(vocabulary.items(), key=order):
         if token in added_vocab or index in special_ids:
             spellings[index] = Spelling(token.encode(), index in special_ids)
-        elif byte_level and all(character in of_character for character in token):
-            spellings[index] = Spelling(bytes(of_character[character] for character in token))
+        elif byte_level and byte_by_sign.keys() >= {*token}:
+            spellings[index] = Spelling(bytes(map(byte_by_sign.__getitem__, token)))
         elif (byte := _fallback_byte(token)) is not None:
             spellings[index] = Spelling(byte)
         else:
@@ -102,9 +109,8 @@ class VocabularyMap:
             if in_vocabularies and target_mark not in self.twins and draft_mark not in self.twins.values():
                 self.twins[target_mark] = draft_mark
         self._stand_in = next((mark for mark in _marks(draft) if mark in self._draft_spelled), 0)
-        self._longest_token = max(
-            (len(spelling.text) for spelling in self._draft_ids if not spelling.special), default=0
-        )
+        texts = [spelling.text for spelling in self._draft_ids if not spelling.special]
+        self._longest_token = max(map(len, texts), default=0)
         self._columns = torch.tensor([*self.twins.items()], device=device).reshape(-1, 2).T.contiguous()
 
     @property
@@ -151,7 +157,7 @@ class VocabularyMap:
                 ids += (self.twins[token] for token in run_tokens)
             else:
                 known_counts += [len(ids)] * (len(run_tokens) - 1)
-                ids += self._spell(b"".join(self._spelled.get(token, Spelling(b"")).text for token in run_tokens))
+                ids += self._spell(_joined(self._spelled, run_tokens))
                 known_counts.append(len(ids))
         return ids, known_counts
 
@@ -160,7 +166,7 @@ class VocabularyMap:
         ids = list[int]()
         with suppress(UnicodeDecodeError):
             ids = self._draft.encode(text.decode(), add_special_tokens=False)
-        if b"".join(self._draft_spelled[index].text for index in ids if index in self._draft_spelled) != text:
+        if _joined(self._draft_spelled, ids) != text:
             ids = self._longest(text)  # SentencePiece would put a space before it, for one
         return ids or [self._stand_in]
 
@@ -169,13 +175,22 @@ class VocabularyMap:
         ids = list[int]()
         start = 0
         while start < len(text):
-            max_size = min(self._longest_token, len(text) - start)
-            spellings = (Spelling(text[start : start + size]) for size in range(max_size, 0, -1))
-            spelling = next((spelling for spelling in spellings if spelling in self._draft_ids), None)
-            if spelling or ids[-1:] != [self._stand_in]:
-                ids.append(self._draft_ids[spelling] if spelling else self._stand_in)
-            start += len(spelling.text) if spelling else 1
+            if spelling := self._longest_spelling(text[start : start + self._longest_token]):
+                ids.append(self._draft_ids[spelling])
+                start += len(spelling.text)
+            else:
+                if ids[-1:] != [self._stand_in]:
+                    ids.append(self._stand_in)
+                start += 1
         return ids
+
+    def _longest_spelling(self, text: bytes) -> Spelling | None:
+        """The spelling of the longest token that a text begins with; None if there is none."""
+        for size in range(len(text), 0, -1):
+            spelling = Spelling(text[:size])
+            if spelling in self._draft_ids:
+                return spelling
+        return None
 
 
 def _marks(tokenizer: Any) -> Marks:
@@ -183,15 +198,20 @@ def _marks(tokenizer: Any) -> Marks:
     return Marks(*(-1 if index is None else index for index in ids))
 
 
+def _joined(spelled: Mapping[int, Spelling], ids: Iterable[int]) -> bytes:
+    """The text of some tokens; those without a spelling have none."""
+    return b"".join(spelled[index].text for index in ids if index in spelled)
+
+
 def _below(size: int, spelled: dict[int, Spelling]) -> dict[int, Spelling]:
     return {index: spelling for index, spelling in spelled.items() if index < size}
 
 
-def _by_spelling(spelled: Mapping[int, Spelling], unknown: int) -> dict[Spelling, list[int]]:
+def _by_spelling(spelled: Mapping[int, Spelling], unknown_id: int) -> dict[Spelling, list[int]]:
     """The ids of every spelling, in order; the unknown token and empty ones have none."""
     ids = dict[Spelling, list[int]]()
     for index, spelling in spelled.items():
-        if spelling.text and index != unknown:
+        if spelling.text and index != unknown_id:
             ids.setdefault(spelling, []).append(index)
     return ids
 

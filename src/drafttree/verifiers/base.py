@@ -1,7 +1,7 @@
 """A verifier is a pure function from a tree, the target's logits and the round's randomness to a verdict.
 
-Since all randomness is handed in, a verifier can be run again with scripted answers, and so be proven exactly. `guide`
-lets a verifier show its randomness to the drafter as well, which makes the drafter guess the token that will be drawn
+Since all randomness is handed in, a verifier can be run again with scripted answers, and so be proven exactly. With
+`guide`, a verifier shows its randomness to the drafter too. Then the drafter proposes the token that will be drawn
 rather than the likeliest one.
 """
 
@@ -63,14 +63,14 @@ class Verifier:
         return type(self).guide is not Verifier.guide
 
     def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
-        """The drafter's logits `[frontier, vocab]` of tokens at a depth, as the policy should see them.
+        """Change the drafter's logits `[frontier, vocab]` of a level before the policy sees them.
 
-        Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
+        Columns beyond the target's vocabulary stand for tokens that are not drafted. They are kept.
         """
         return logits
 
     def guide_candidates(self, candidates: Candidates, depth: int, randomness: Randomness) -> Candidates | None:
-        """The same for a drafter that proposes few tokens; None where `guide` is to be asked, with all columns."""
+        """Do the same for a drafter that proposes few tokens; None if `guide` needs all columns."""
         return None if self.guides else candidates
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
@@ -88,10 +88,10 @@ class TreeView:
     """A tree as a sampling verifier sees it; distributions are made when asked for.
 
     Attributes:
-        randomness: answers `accept(probability)` and `draw(distribution)`.
+        randomness: the round's random numbers.
         tokens: per node, its token id.
         children: per node, its children in draw order.
-        child: the first child of a node with a token, or None.
+        child: maps a node and a token to the node's first child with that token, or to None.
     """
 
     def __init__(self, tree: DraftTree, logits: Tensor, sampling: Sampling, randomness: Randomness) -> None:
@@ -110,10 +110,10 @@ class TreeView:
     def draft(self, node: int) -> Tensor:
         """`[vocab]` the distribution a node's first child was drawn from; 0 for tokens the drafter does not know.
 
-        It is the tree's own row if the vocabularies are equally large: not to be written to.
+        Do not write to it: if both vocabularies have the same size, it is the tree's own row.
 
         Raises:
-            ConfigError: the tree does not have it.
+            ConfigError: the tree does not say which distribution that was.
         """
         if node not in self._draft:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
@@ -178,10 +178,10 @@ def refuse_greedy(sampling: Sampling) -> str | None:
 
 
 def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: int) -> Verdict:
-    """The verdict on one tree, in plain numbers and a new list: a user's verifier may say anything.
+    """Check the verdict of a verifier, which may be a user's; the result is a new list and plain numbers.
 
     Raises:
-        ConfigError: it is no verdict, the path is no path from the root down, or the bonus no token.
+        ConfigError: the verdict is not a pair, its path does not lead down from the root, or its bonus is no token.
     """
     name = type(verifier).__name__
     try:
@@ -197,25 +197,25 @@ def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: i
     return Verdict(path, bonus)
 
 
-def _no_verdict(verifier: Verifier, given: object) -> ConfigError:
+def _no_verdict(verifier: Verifier, returned_value: object) -> ConfigError:
     expectation = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
-    return ConfigError(f"{type(verifier).__name__} returns {given!r}; {expectation}")
+    return ConfigError(f"{type(verifier).__name__} returns {returned_value!r}; {expectation}")
 
 
 def not_numbers() -> ModelError:
-    """The error for logits that say nothing."""
+    """The error for target logits that are NaN, or -inf for every token."""
     cause = "its weights are damaged, or its dtype is too narrow for them"
     return ModelError(f"the target's logits are not finite (NaN, or -inf for every token); {cause}")
 
 
-def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """Non-negative mass `[vocab]` as a distribution; `otherwise` if rounding has left none."""
+def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
+    """Non-negative mass `[vocab]` as a distribution; `fallback` if rounding has left none."""
     total = mass.sum()
-    return torch.where(total > 0, mass / total, otherwise)
+    return torch.where(total > 0, mass / total, fallback)
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
-    """p/q of a token, a number on the device; 0 if q has none of it: what cannot have been drawn is not accepted."""
+    """p/q of a token, a number on the device; 0 where q is 0, since such a token cannot have been drawn."""
     draft_prob = q[token]
     return torch.where(draft_prob > 0, p[token] / draft_prob, 0.0)
 
@@ -232,18 +232,18 @@ def without(q: Tensor, token: int) -> Tensor:
     return normalise(remainder, remainder)
 
 
-def walk(tree: DraftTree, best: Callable[[int], int]) -> Verdict:
-    """Follow the best token, from the root for as long as it is in the tree.
+def walk(tree: DraftTree, best_token: Callable[[int], int]) -> Verdict:
+    """Walk down from the root while the best token after a node is among its children.
 
     Args:
-        tree: siblings differ in their tokens.
-        best: tells the best token behind a node, `NOT_A_NUMBER` where there is none.
+        tree: the draft tree, whose siblings have different tokens.
+        best_token: maps a node to the best token after it, `NOT_A_NUMBER` if its logits are NaN.
 
     Raises:
-        ModelError: the target's logits are no numbers.
+        ModelError: the target's logits of a node on the path are NaN.
     """
     path = [0]
-    while (child := tree.child(path[-1], token := best(path[-1]))) is not None:
+    while (child := tree.child(path[-1], token := best_token(path[-1]))) is not None:
         path.append(child)
     if token == NOT_A_NUMBER:
         raise not_numbers()

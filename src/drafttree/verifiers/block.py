@@ -17,7 +17,7 @@ class Block(SamplingVerifier):
         chain = [0]
         while view.children[chain[-1]]:
             chain.append(view.children[chain[-1]][0])
-        # Per node the probability to accept the block up to it, and what the bonus token is drawn from.
+        # Per node, the probability to accept the block up to it, and the weights from which the bonus would be drawn.
         rate = torch.ones(())
         thresholds = list[Tensor]()
         bonus_weights = list[Tensor]()

@@ -12,9 +12,9 @@ from drafttree.verifiers.base import Verifier, refuse_greedy, walk
 class Coupled(Verifier):
     """The token at position i is argmax(target logits + Gumbel noise of (seed, i)); a node is accepted iff it is that.
 
-    The text is a function of prompt and seed alone, the same with any drafter, any tree, or none, so it has the
-    target's law whatever the policy does. The drafter's logits get the same noise: a drafter close to the target then
-    proposes the very token that will be drawn.
+    The text is a function of prompt and seed alone, whatever the drafter and the tree. So it has the target's law with
+    every policy. The drafter's logits get the same noise. So a drafter close to the target proposes the very token that
+    will be drawn.
     """
 
     source: ClassVar[str] = "Gumbel-max coupling (Maddison et al. 2014; Daliri et al. 2025)"
@@ -26,7 +26,7 @@ class Coupled(Verifier):
     def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         noise = randomness.gumbel(depth)
         if missing_columns := logits.shape[-1] - len(noise):
-            noise = torch.nn.functional.pad(noise, (0, missing_columns))  # a negative width cuts
+            noise = torch.nn.functional.pad(noise, (0, missing_columns))  # a negative width cuts columns off
         return self.sampling.process(logits) + noise
 
     def guide_candidates(self, candidates: Candidates, depth: int, randomness: Randomness) -> Candidates | None:
@@ -45,7 +45,7 @@ class Coupled(Verifier):
         return walk(tree, best_tokens(self.sampling.process(logits) + noise))
 
     def _noisy(self, row: Array, depth: int, randomness: Randomness) -> Array:
-        """A row's logits with the noise of the token behind it, in the bits that torch gives."""
+        """Add the noise of the next token to a row of logits; the bits are those of torch."""
         noise = randomness.gumbel(depth + 1).numpy()
-        with np.errstate(over="ignore"):  # what a processor has put below all numbers is as impossible
+        with np.errstate(over="ignore"):  # a very low logit may become -inf, which is as impossible
             return row / self.sampling.temperature + noise

@@ -11,7 +11,7 @@ NEAR = 1e-8
 class KSeq(SamplingVerifier):
     """Judge the independent children of a node one after the other against a scaled target: SpecTr.
 
-    The scale of every node on the path is found by iteration, whose every step reads a number from the device.
+    The scale of every node on the path is found by iteration. Each step reads a number from the device.
     """
 
     source: ClassVar[str] = "SpecTr (Sun et al. 2023), Algorithm 3 (K-SEQ)"
@@ -37,8 +37,8 @@ class KSeq(SamplingVerifier):
 def scale_of(p: Tensor, q: Tensor, count: int) -> float:
     """The rho in [1, count] at which 1 - (1 - beta)^count = rho * beta, beta(rho) = sum min(q, p / rho).
 
-    Approached by false position (the Illinois variant) from above: the text has the target's law for any rho
-    that is not below it.
+    False position (the Illinois variant) approaches it from above, since the text has the target's law for any rho that
+    is not below the solution.
     """
     common = torch.empty_like(p)
 

@@ -7,7 +7,7 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual
 class GreedyMultiDraft(SamplingVerifier):
     """The drafter's best tokens and one drawn from the rest: the optimal use of such children. SpecHub is k = 2.
 
-    The drawn child is judged first; what is left of the target then falls on one of the best tokens or is the bonus.
+    The drawn child is judged first. If it is rejected, a token is drawn from the residual: a best token or the bonus.
     """
 
     source: ClassVar[str] = "Greedy multi-draft (arXiv 2502.18779); SpecHub (Sun et al. 2024) for two children"

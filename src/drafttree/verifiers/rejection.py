@@ -8,8 +8,8 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual
 class SiblingRejection(SamplingVerifier):
     """Base of verifiers that judge the children of a node one after the other, from the root down.
 
-    Which of a node's children are tried, and with what probability each is accepted, depends on rejections alone. So
-    the probabilities of all drafted tokens are computed on the device and read in one copy.
+    A child is judged only if all its earlier siblings were rejected. So its probability of acceptance does not depend
+    on a random number. The device computes those of all drafted tokens, and they are read in one copy.
     """
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
@@ -25,7 +25,7 @@ class SiblingRejection(SamplingVerifier):
         return path, view.draw(view.target(path[-1]))
 
     def _reject_all(self, view: TreeView, node: int) -> tuple[list[Tensor], Tensor]:
-        """The acceptance probability of each child after the rejection of those before it, and what p is in the end."""
+        """Each child's acceptance probability if all before it are rejected, and the residual target after the last."""
         p, q = view.target(node), self.proposed(view, node)
         chances = []
         for child in view.children[node]:
@@ -39,7 +39,7 @@ class SiblingRejection(SamplingVerifier):
         return view.draft(node)
 
     def chance(self, p: Tensor, q: Tensor, token: int) -> Tensor:
-        """The probability to accept a child with this token, a number on the device; 1 and more is certain."""
+        """The probability to accept a child with this token, a number on the device; 1 or more is certain."""
         return ratio(p, q, token)
 
     def reject(self, p: Tensor, q: Tensor, token: int) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView, normalise, rati
 class Traversal(SamplingVerifier):
     """Judge leaves first, whole paths at once: Traversal Verification.
 
-    A node's rate is the probability to accept its whole path. A leaf that is accepted takes its path with it; a
-    rejected one is cut off, its parent's rows become what is left of them, and the parent, once childless, is a leaf.
+    A node's rate is the probability to accept its whole path. An accepted leaf accepts its path. A rejected leaf is cut
+    off, and its parent's distributions become the residual ones. A parent without children is a leaf in its turn.
     Accepts at least as many tokens as `RRSw` on the same tree.
     """
 
@@ -27,10 +27,10 @@ class Traversal(SamplingVerifier):
 
 
 def traverse(view: TreeView) -> list[tuple[list[int], "ChainNode"]]:
-    """Every leaf in the order of judgement, with its path, as it stands once all leaves before it are rejected.
+    """Every leaf in the order of judgement, with its path, given that all leaves before it are rejected.
 
-    The traversal ends with the first leaf that is accepted, so nothing in it depends on a random number, and the rates
-    of all leaves can be read at once.
+    The traversal ends with the first accepted leaf. So nothing in it depends on a random number, and the rates of all
+    leaves can be read at once.
     """
     chain = [ChainNode(view, 0, torch.ones(()))]
     judgements = []
@@ -47,12 +47,12 @@ def traverse(view: TreeView) -> list[tuple[list[int], "ChainNode"]]:
 
 
 class ChainNode:
-    """A node of the chain under judgement, with its distributions and rate as they are by now.
+    """A node of the path that is being judged, with its current distributions and rate.
 
     Attributes:
         index: the node's index in the tree.
         rate: probability to accept the path to the node, a number on the device.
-        children: those not rejected yet; the one under judgement is not among them.
+        children: children that are not judged yet.
     """
 
     def __init__(self, view: TreeView, index: int, rate: Tensor) -> None:
@@ -63,7 +63,7 @@ class ChainNode:
 
     @cached_property
     def target(self) -> Tensor:
-        """`[vocab]` of the target; made when it is asked for, since a leaf that is rejected never needs it."""
+        """`[vocab]` the target's distribution, computed on first use, since a rejected leaf does not need it."""
         return self._view.target(self.index)
 
     @cached_property

@@ -10,8 +10,8 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView
 class LossyTypical(SamplingVerifier):
     """Accept what is not too improbable: Medusa's typical acceptance. LOSSY: the text does not follow the target.
 
-    A node is accepted if its probability exceeds min(epsilon, alpha * exp(-entropy)); of the longest accepted paths
-    the likeliest is taken, and the bonus is the target's most probable token.
+    A node is accepted if its probability exceeds min(epsilon, alpha * exp(-entropy)). Of the longest accepted paths the
+    likeliest is taken. The bonus is the target's most probable token.
     """
 
     source: ClassVar[str] = "Medusa (Cai et al. 2024), typical acceptance"
@@ -26,7 +26,7 @@ class LossyTypical(SamplingVerifier):
         return path, int(view.target(path[-1]).argmax())
 
     def _accepted(self, view: TreeView) -> dict[int, float]:
-        """The target's log-probability, given its parent, of every node that is probable enough."""
+        """By accepted node, the target's log-probability of its token after its parent."""
         inner_nodes = [node for node, children in enumerate(view.children) if children]
         entropies = list[Tensor]()
         drafted_probs = dict[int, Tensor]()
@@ -57,7 +57,9 @@ def _longest_path(children: Sequence[Sequence[int]], accepted: Mapping[int, floa
     stack = [best_candidate]
     while stack:
         path, likelihood = stack.pop()
-        best_candidate = max(best_candidate, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
+        best_candidate = max(
+            best_candidate, (path, likelihood), key=lambda candidate: (len(candidate[0]), candidate[1])
+        )
         next_nodes = [child for child in reversed(children[path[-1]]) if child in accepted]
         stack += [([*path, child], likelihood + accepted[child]) for child in next_nodes]
     return best_candidate[0]

@@ -88,8 +88,8 @@ def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():
         "model.embed_tokens.weight",
     ]
     assert mtp.has_layers_only(names)
-    assert mtp.places(names)["model.shared_head.norm.weight"] == (None, "post_norm.weight")
-    assert "model.embed_tokens.weight" not in mtp.places(names)
+    assert mtp.find_mtp_tensors(names)["model.shared_head.norm.weight"] == (None, "post_norm.weight")
+    assert "model.embed_tokens.weight" not in mtp.find_mtp_tensors(names)
 
 
 @every_kind
@@ -202,7 +202,7 @@ def test_layers_by_unknown_names_are_named(tmp_path):
 
 def test_layers_alone_are_no_target(tmp_path):
     own = MTP["ernie4_5_moe"].write(tmp_path)
-    assert "is a head (mtp), which drafts; as target give the model it is for" in refusal(own)
+    assert "is a head (mtp), a drafter; give the model it is made for as target" in refusal(own)
 
 
 def test_a_target_with_code_of_its_own_has_its_layers_built_by_that_code(tmp_path):

@@ -94,7 +94,7 @@ def test_what_is_accepted_is_counted_by_its_rank():
     decoder = toy_decoder(ToyModel(TARGET), ToyDrafter(second_best), Fixed(depth=3, breadth=2))
     write(Engine(decoder, budget=6))
     controller = decoder.learned.controller((decoder.policy, decoder.verifier, 6), pytest.fail)
-    (first, _) = controller.acceptance((True, 0)).places(1, 2)
+    (first, _) = controller.acceptance((True, 0)).drawn_rates(1, 2)
     assert first < 0.1
     assert controller.acceptance((True, 0)).children(0)[1] > 0.6
 

@@ -31,7 +31,7 @@ def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Sc
     scheduler.admit()
     for seat in given:
         seat.request.reader.full = True
-    assert scheduler.pause_unread() == []
+    assert scheduler.pause_full() == []
     return scheduler, given
 
 
@@ -192,7 +192,7 @@ def test_a_text_that_is_read_again_goes_on_where_it_was(target):
     scheduler.admit()
     given[1].request.reader.full = False
     assert scheduler.ready
-    assert scheduler.pause_unread() == scheduler.admit() == []
+    assert scheduler.pause_full() == scheduler.admit() == []
     assert scheduler.running == [given[1]]
 
 
@@ -200,7 +200,7 @@ def test_a_text_that_is_not_read_lets_others_have_its_place(target):
     scheduler, _ = unread(target)
     for _ in range(2, 5):
         scheduler.add(waiting(10))
-    assert scheduler.pause_unread() == []
+    assert scheduler.pause_full() == []
     assert orders(scheduler.admit()) == [2, 3]
     assert scheduler._memory.reserved == 80
 
@@ -209,13 +209,13 @@ def test_texts_that_are_not_read_give_up_the_rows_that_others_need_and_no_more(t
     scheduler, given = unread(target)
     scheduler.add(waiting(70))
     assert scheduler.ready
-    assert orders(scheduler.pause_unread()) == [1]
+    assert orders(scheduler.pause_full()) == [1]
     assert orders(scheduler.admit()) == [2]
     assert (scheduler._memory.reserved, scheduler.preempted) == (100, 0)
     assert scheduler.paused == [given[0]]
     scheduler.remove(scheduler.running[0])
     given[1].request.reader.full = False
-    assert scheduler.pause_unread() == []
+    assert scheduler.pause_full() == []
     assert scheduler.admit() == [given[1]]
 
 
@@ -224,9 +224,9 @@ def test_rows_are_not_given_up_for_a_text_that_has_no_place(target):
     scheduler.add(waiting(10))
     scheduler.admit()
     scheduler.add(waiting(100))
-    assert scheduler.pause_unread() == scheduler.admit() == []
+    assert scheduler.pause_full() == scheduler.admit() == []
     scheduler.remove(scheduler.running[0])
-    assert orders(scheduler.pause_unread()) == [0]
+    assert orders(scheduler.pause_full()) == [0]
     assert orders(scheduler.admit()) == [2]
 
 
@@ -236,7 +236,7 @@ def test_a_text_that_was_read_again_waits_for_a_place_and_is_not_passed_by_later
         scheduler.add(waiting(10))
     assert orders(scheduler.admit()) == [1]
     first.request.reader.full = False
-    assert scheduler.pause_unread() == scheduler.admit() == []
+    assert scheduler.pause_full() == scheduler.admit() == []
     scheduler.remove(scheduler.running[0])
     assert scheduler.admit() == []
     assert scheduler.running == [first]
@@ -269,10 +269,10 @@ def test_a_seat_says_how_far_its_request_has_come(target):
     seat.begin()
     seen.append(seat.status)
     request.reader.full = True
-    scheduler.pause_unread()
+    scheduler.pause_full()
     seen.append(seat.status)
     request.reader.full = False
-    scheduler.pause_unread()
+    scheduler.pause_full()
     scheduler.admit()
     seen.append(seat.status)
     request.unread = 0  # pyright: ignore[reportAttributeAccessIssue]

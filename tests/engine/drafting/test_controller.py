@@ -10,7 +10,7 @@ import pytest
 from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.tree import GrowingTree
-from drafttree.engine.drafting.acceptance import MOST, Acceptance
+from drafttree.engine.drafting.acceptance import MAX_COUNTS, Acceptance
 from drafttree.engine.drafting.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.controller import (
     FIRST_PROBE,
@@ -176,6 +176,26 @@ def test_lookup_and_a_model_draft_by_turns():
     controller = frozen(BOTH)
     lose(controller, groups=LOOKUP)
     assert controller.choose(session(0.5, mixes=True), 1) == 1  # lookup's pause is its own
+
+
+def test_mixed_lookup_has_to_beat_plain_decoding_unless_a_budget_has_drafts_in_any_case():
+    """If it does not, the model drafts until it pauses, however slow it is."""
+    dear = replace(BOTH, draft=(DraftCosts(0.5, Costs.of({1: 0.0})), DraftCosts(5.0, Costs.of({1: 5.0}))))
+    unsure = session(0.2, mixes=True)
+    assert frozen(dear).choose(unsure, 1) == 1
+    assert frozen(dear, budget=3).choose(unsure, 1) == 0
+    assert frozen(dear, budget=3).choose(session(0.0, mixes=True), 1) == 1
+
+
+def test_what_is_assumed_of_a_model_counts_for_fewer_rounds_of_many_texts():
+    chosen = {}
+    for batch in (1, 16):
+        controller = as_written()
+        controller.choose(session(0.0, mixes=True), batch)
+        for _ in range(2):
+            controller.learn(batch, 4 * batch, 4 * batch, MODEL)
+        chosen[batch] = controller.choose(session(1.3, mixes=True), batch)
+    assert chosen == {1: 0, 16: 1}
 
 
 def test_trees_as_they_are_written_are_not_dear_for_their_rows():
@@ -354,7 +374,7 @@ def test_chances_follow_what_was_accepted_and_never_rise():
     after = chance(acceptance)
     assert after[1] > 0.75 > 0.25 > after[2]
     assert after[3] < 0.25
-    assert acceptance.judged < 4 * MOST
+    assert acceptance.judged < 4 * MAX_COUNTS
     assert chance(acceptance.copy()) == pytest.approx(after, abs=0.15)
 
 
@@ -362,7 +382,7 @@ def test_second_children_that_are_accepted_alone_raise_the_first_ones_place():
     acceptance = Acceptance()
     for _ in range(100):
         acceptance.observe(TREE, [0, 2])
-    first, second = acceptance.places(1, 2)
+    first, second = acceptance.drawn_rates(1, 2)
     assert first == second < 0.1  # they never rise
     assert acceptance.children(0)[1] > 0.9
 

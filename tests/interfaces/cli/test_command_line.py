@@ -280,6 +280,8 @@ def test_what_inflated_targets_do_not_have_is_named(arguments, said):
         (["generate", PROMPT, "-x"], "-x"),
         (["policies", "-n", "5"], "-n"),
         (["-V"], "-V (Possible options: --version)"),
+        (["serve", "--model", "embedded"], "--model (Possible options: --target)"),
+        (["worker", "-m", "embedded"], "-m (Possible options: --target)"),
     ],
 )
 def test_an_unknown_option_gets_a_hint_at_the_one_that_is_meant(arguments, meant, capsys):
@@ -288,4 +290,5 @@ def test_an_unknown_option_gets_a_hint_at_the_one_that_is_meant(arguments, meant
 
 @pytest.mark.parametrize("option", ["--target", "--model", "-m"])
 def test_a_command_whose_model_is_an_argument_says_so(option, capsys):
-    assert "the model is an argument here: drafttree serve MODEL" in complaint(capsys, "serve", option, "embedded")
+    message = complaint(capsys, "bench", "serve", option, "embedded")
+    assert "the model is an argument here: drafttree bench serve MODEL" in message

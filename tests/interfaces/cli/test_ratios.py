@@ -15,7 +15,7 @@ RATIO = re.compile(r"\d times|R measured|R predicted|times plain decoding")
 NOTHING = "No ratio: nothing was drafted (1.00 tokens a pass)."
 REJECTED = "No ratio: no draft was accepted (1.00 tokens a pass)."
 DISTURBED = (
-    "No ratio: other work disturbed the times (a pass over {} cost {:.2f} plain passes); "
+    "No speed-up shown: other programs disturbed the times (a pass over {} cost {:.2f} plain passes); "
     "run it again when the machine is idle."
 )
 DRAFTING = {"committed": 2, "nodes": 3, "levels": 2, "draft_passes": 2, "widths": (1, 1)}
@@ -93,7 +93,7 @@ def test_a_comparison_with_a_ratio(monkeypatch, row):
         (costs(), r"\d\.\d\d times as fast as plain decoding: [\d.]+ tokens/s against 100\.0"),
         (
             costs(row=0.5, tree=0.5),
-            r"[\d.]+ tokens/s against 100\.0\. No ratio: other work disturbed the times \(.+\);.+",
+            r"[\d.]+ tokens/s against 100\.0\. No speed-up shown: other programs disturbed the times \(.+\);.+",
         ),
     ],
     ids=["idle", "disturbed"],

@@ -29,7 +29,7 @@ def test_without_a_page_there_is_a_summary_and_how_to_get_one():
     shown = run(*SHORT, "--policy", "talon").stdout
     for part in (
         "per target pass",
-        "candidates cut: keep",
+        "candidates dropped: keep",
         "accepted, by rank and depth",
         "per round",
         "-o trace.html",

@@ -59,7 +59,7 @@ def test_other_files_are_told_by_what_they_are(path):
             {"general.architecture": "mamba"},
             "a model of the architecture 'mamba'; drafttree reads GGUF files of ",
         ),
-        ({"general.type": "adapter"}, "holds no model but another thing (adapter)"),
+        ({"general.type": "adapter"}, "holds something other than a model (adapter)"),
         ({"llama.attention.head_count": [4, 2, 4]}, "gives a number for each layer as llama.attention.head_count"),
         ({"llama.context_length": "long"}, "gives 'long' as llama.context_length, where drafttree needs a number"),
         ({"llama.block_count": None}, "gives nothing as llama.block_count, where drafttree needs a number"),

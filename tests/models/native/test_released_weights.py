@@ -19,7 +19,7 @@ import drafttree
 from drafttree.drafters.target_parts import own_bytes
 from drafttree.engine.drafting.prices import _digest
 from drafttree.models import TargetModel, append, choose_backend
-from drafttree.models.module.released import MOST, ReleasedWeight, shapes
+from drafttree.models.module.released import MAX_GIVEN_BACK, ReleasedWeight, shapes
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.int8_linear import Int8Linear
 from drafttree.models.quantization.quantize import quantize_int8
@@ -176,7 +176,7 @@ def test_weights_exist_once_after_an_edit_too():
 
 def test_what_is_read_all_the_time_stays():
     model = build()
-    for _ in range(MOST + 1):
+    for _ in range(MAX_GIVEN_BACK + 1):
         model.module.state_dict()
         before = logits(model)
     assert not released(model.module)

@@ -32,7 +32,7 @@ def test_sizes_are_those_of_gguf(name):
 @pytest.mark.parametrize("name", blocks.FORMATS)
 def test_scales_that_are_not_finite_are_seen(name):
     form = blocks.FORMATS[name]
-    for at in form.halves:
+    for at in form.float16_offsets:
         for scale in (torch.inf, -torch.inf, torch.nan):
             weight = blocks.random_blocks(name, 3, 2 * form.inputs)
             assert blocks.has_finite_scales(weight, name)

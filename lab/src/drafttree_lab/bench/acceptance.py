@@ -1,16 +1,15 @@
 """Drafted tokens that each verifier accepts, over tree shapes and temperatures, on the same contexts.
 
-A context is a beginning of a text that the target itself has written after a prompt, at the temperature in question;
-contexts of one text are a fixed stride apart. At every context and for every shape one tree is drawn, one is selected
-and one is selected in sight of the coupled noise, and the target scores all of them in one pass. `RRSw` and `Traversal`
-judge the drawn one, `PointMass` and `Coupled` the selected ones. Any other verifier has a tree of its own. Two things
-keep the work and the noise small:
+A context is a prompt with the beginning of the target's own text after it; contexts of one text are a fixed stride
+apart. At every context, each shape is grown as several trees. `RRSw` and `Traversal` judge a tree of drawn tokens.
+`PointMass` judges one of selected tokens, and `Coupled` one whose tokens are selected by the coupled noise. Any other
+verifier has a tree of its own. The target scores all trees in one pass. Two things keep work and noise small:
 
-- Growth is predictable, so a chain of 2 is the beginning of a chain of 8 and a binary tree of depth 2 that of one of
-  depth 5, with the same law. The largest is drafted and the smaller ones are judged as its upper levels.
-- Given a tree, the expected number of accepted tokens is a sum that needs no draws. So what remains random is the tree
-  and the context, which `RRSw` and `Traversal` share. `Coupled` has no randomness besides its noise, and counts. For
-  all other verifiers what they accept in one round is counted.
+- A smaller shape has the same distribution as the upper levels of a larger one: a chain of 2 is the beginning of a
+  chain of 8. So only the largest is drafted, and the smaller ones are judged as its upper levels.
+- For a given tree, the expected number of accepted tokens of `RRSw`, `Traversal` and `PointMass` is a sum. Only tree
+  and context are then random, and `RRSw` and `Traversal` share both. For other verifiers, the accepted tokens of one
+  round are counted.
 """
 
 import statistics
@@ -57,10 +56,10 @@ Verifiers = Annotated[
     ),
 ]
 MAX_LEVELS = 64
-"""Levels that every context leaves room for."""
+"""Every context leaves room for a tree of this depth."""
 
 Shapes = Mapping[str, Mapping[str, int]]
-"""Per policy the shapes that are its upper levels, and how many levels each has at most."""
+"""By policy, the shapes that consist of the upper levels of its tree, with their number of levels."""
 SHAPES: Shapes = {
     "chain:depth=8": {f"chain {depth}": depth for depth in (2, 4, 5, 6, 8)},
     "template:tree=binary-5": {f"binary {depth}": depth for depth in (2, 3, 4, 5)},
@@ -70,18 +69,18 @@ SHAPES: Shapes = {
 }
 VERIFIERS = ("rrsw", "traversal", "point-mass", "coupled")
 ALL = "all"
-"""The task of rows over all prompts."""
+"""The name of the task for rows over all prompts."""
 
 PUBLISHED_GAIN = (0.022, 0.057)
-"""Of Traversal over RRSw in tokens per round: Traversal Verification (arXiv 2505.12398), tables 1 to 4."""
+"""Gain of Traversal over RRSw in tokens per round in Traversal Verification (arXiv 2505.12398), tables 1 to 4."""
 
 Lengths = dict[str, dict[str, float]]
-"""Per shape and verifier the expected number of accepted tokens."""
+"""The expected number of accepted tokens by shape and verifier."""
 
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """At which contexts trees are judged."""
+    """The contexts at which trees are judged."""
 
     temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0"
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2
@@ -150,25 +149,25 @@ def measure_acceptance(
 ) -> dict[str, Any]:
     """Measure the accepted length of verifiers over tree shapes.
 
-    A row has the tokens per round of every verifier, the bonus token counted, and the gain of Traversal over RRSw where
-    both are asked for.
+    A row has the tokens per round of every verifier, bonus token included. It has the gain of Traversal over RRSw if
+    both are among the verifiers.
 
     Args:
-        decoder: the decoder with a language model as drafter; its policy grows the trees its texts are written with.
+        decoder: decoder with a language model as drafter. Its policy drafts the texts that contexts are taken from.
         prompts: texts or token ids, with room for `rounds * stride + 64` more tokens.
-        temperatures: above 0, of target and drafter.
-        rounds: contexts per prompt and temperature, fewer where a text ends early; the first is the prompt.
-        stride: tokens between them.
-        seed: the random seed of texts and trees.
-        shapes: policies as for `parse_policies`, each a shape; None for those of `SHAPES`.
+        temperatures: temperatures of target and drafter, above 0.
+        rounds: contexts per prompt and temperature, the first of which is the prompt; fewer if a text ends early.
+        stride: number of tokens between contexts.
+        seed: random seed of texts and trees.
+        shapes: policies as for `parse_policies`, whose whole trees are the shapes; None for `SHAPES`.
         verifiers: as for `parse_verifiers`.
-        tasks: per prompt, its category; where there are several, each has rows of its own.
+        tasks: the category of each prompt; each category has rows of its own if there are several.
         progress: called after every prompt and temperature with the temperature.
         store: keeps finished runs; by default none.
 
     Raises:
-        ConfigError: the drafter is none, or cannot begin several trees in the same place; or a shape and a verifier are
-            not lossless together.
+        ConfigError: there is no drafter, or it cannot begin several trees at the same context; or a shape and a
+            verifier are not lossless together.
     """
     _check_drafter(decoder)
     judges = parse_verifiers(verifiers)
@@ -193,11 +192,11 @@ class Judging:
 
     Attributes:
         decoder: the decoder whose target and drafter are used.
-        shapes: as of `SHAPES`.
+        shapes: in the form of `SHAPES`.
         verifiers: the verifiers by name.
-        rounds: contexts of a prompt.
-        stride: tokens between them.
-        seed: the random seed of the first prompt; the i-th has the seed + i.
+        rounds: number of contexts of a prompt.
+        stride: number of tokens between contexts.
+        seed: random seed of the first prompt; prompt i has seed + i.
     """
 
     decoder: "Decoder"
@@ -208,7 +207,7 @@ class Judging:
     seed: int
 
     def ways(self, temperatures: Sequence[float]) -> "dict[str, Way]":
-        """`run` at each temperature, by its name."""
+        """`run` at each temperature; the name is the temperature."""
         return {f"{temperature:g}": partial(self.run, temperature) for temperature in temperatures}
 
     def run(self, temperature: float, numbered_prompt: "tuple[int, Prompt]") -> list[Lengths]:
@@ -221,15 +220,15 @@ class Judging:
 
 
 def _whole_trees(policies: Sequence[PolicyLike]) -> Shapes:
-    """Shapes that are the whole trees of policies."""
+    """Shapes that consist of the whole trees of policies."""
     return {spec: {spec: MAX_LEVELS} for spec in parse_policies(policies)}
 
 
 def _check_drafter(decoder: "Decoder") -> None:
-    """Refuse a drafter that cannot begin several trees in the same place.
+    """Refuse a drafter that cannot begin several trees at the same context.
 
     Raises:
-        ConfigError: it is no language model.
+        ConfigError: the drafter is not a language model.
     """
     from drafttree.drafters.language_model import LanguageModelDrafter
     from drafttree_lab.graded import GradedDrafter
@@ -241,7 +240,7 @@ def _check_drafter(decoder: "Decoder") -> None:
 
 
 def _rows(cells: Iterable["Cell"], *, by_task: bool) -> Iterator[dict[str, Any]]:
-    """A row for every temperature and shape, over all prompts, and over those of each task if that is wanted."""
+    """A row for every temperature and shape over all prompts, then rows over the prompts of each task."""
     for temperature, way_cells in group_by(cells, attrgetter("way")).items():
         tasks = {ALL: way_cells}
         if by_task:
@@ -255,7 +254,7 @@ def _rows(cells: Iterable["Cell"], *, by_task: bool) -> Iterator[dict[str, Any]]
 def _contexts(
     decoder: "Decoder", prompt: "Prompt", rounds: int, stride: int, options: dict[str, Any]
 ) -> "Iterator[Request]":
-    """One sequence, moved along a text of the target's, with the caches of the target and the drafter."""
+    """Contexts along a text of the target: one request and its caches, moved by `stride` tokens each time."""
     from drafttree.models import prefill
 
     text_length = (rounds - 1) * stride
@@ -296,7 +295,7 @@ def _lengths(
 
 
 def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
-    """Refuse what cannot be judged.
+    """Refuse shapes that cannot be judged.
 
     Raises:
         ConfigError: a shape depends on costs, or is not lossless with a verifier.
@@ -312,7 +311,7 @@ def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
 
 
 def _mean(round_lengths: Sequence[Lengths]) -> Lengths:
-    """The mean over a prompt's rounds, as tokens per round: the bonus token is counted from here on."""
+    """The tokens per round, bonus token included: the mean over a prompt's rounds, plus one."""
     means: Lengths = {}
     for shape, judges in round_lengths[0].items():
         means[shape] = {}

@@ -1,7 +1,7 @@
-"""Many requests at once: speculation under one budget against packed plain decoding, fixed budgets and others.
+"""Many requests at once: speculation with a shared budget, compared with packed plain decoding and fixed budgets.
 
-Every way decodes the same prompts, a turn after the other; each turn has other prompts, and another way goes first.
-Only rounds of the steady state count: the batch is full, and no prompt is being read.
+In every turn all ways decode the same prompts; each turn has other prompts, and another way goes first. Only rounds of
+the steady state count, in which the batch is full and no prompt is being read.
 """
 
 import time
@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 SPECULATIVE, ONE_BY_ONE, FIXED = "speculative", "one by one", "fixed "
 PEERS = (TRANSFORMERS, LLAMA_CPP)
 ALONE, ALONE_AT = 4, 16
-"""Prompts of a turn that are decoded one by one, at one size (or one below it), since the batch does not change it."""
+"""Number of prompts of a turn decoded one by one, and the largest batch size whose turns have them.
+
+One size suffices, since the batch does not change them.
+"""
 WARM_UP_TOKENS = 16
-"""Of the prompts and of the texts of the turn by which a way is warmed up at a size."""
+"""Length of the prompts and of the texts of the turn that warms a way up."""
 TIE = 1e-5
-"""The distance of the two best logits up to which either may be taken."""
+"""Largest difference of the two best logits at which rounding may choose either."""
 SHOWN = 10
-"""Differing texts that are listed at most."""
+"""Maximum number of differing texts that are listed."""
 RATIOS = {"batch": ">", "turns": ">", "plain/s": ".1f", "R": ".2f", "R end to end": ".2f", "best fixed": ">"}
 RATIOS |= dict.fromkeys(("over best fixed", "over transformers", "over llama.cpp"), ".2f")
 RATIOS |= dict.fromkeys(("plain over transformers", "plain over llama.cpp", "plain over one by one"), ".2f")
@@ -59,10 +62,10 @@ DRAFTS |= dict.fromkeys(("v", "c", "delta", "h", "h0", "R law", "R"), ".2f")
 
 
 class Turn(NamedTuple):
-    """Prompts that every way decodes before the next ones.
+    """Prompts that every way decodes before the next turn.
 
     Attributes:
-        size: how many are decoded at a time.
+        size: batch size.
         prompts: their token ids.
     """
 
@@ -72,14 +75,14 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchRun:
-    """What one way has made of the prompts of one turn.
+    """Results of one method in one repeat.
 
     Attributes:
         texts: token ids, without the prompts.
-        seconds: from the first prompt that was given to the last token, prompts included.
-        rounds: columns of its rounds in the steady state, `seconds` until the next one begins; and `gain`, the speed of
-            drafting over plain rounds that the engine predicts, 0 before any drafts.
-        drafter_failures: rounds that went on without drafts, since the drafter raised an error.
+        seconds: seconds from the first prompt to the last token.
+        rounds: columns of its rounds in the steady state. `seconds` is the time until the next round begins; `gain` is
+            the speed-up by drafting that the engine predicts, 0 before the first drafts.
+        drafter_failures: number of rounds without drafts because the drafter raised an error.
     """
 
     texts: list[list[int]]
@@ -109,7 +112,7 @@ class BatchPlan:
     repeats: int
 
     def turns(self, prompts: Sequence[Sequence[int]]) -> list[tuple[str, Turn]]:
-        """The turns of all sizes, each after its size, as prompts of `race`."""
+        """The turns of all sizes, each with its size, in the form of `race`'s prompts."""
         turns: list[tuple[str, Turn]] = []
         for number, size in product(range(self.repeats), self.sizes):
             turns.append((str(size), Turn(size, turn_prompts(prompts, size, number))))
@@ -134,7 +137,7 @@ class BatchPlan:
         return way != ONE_BY_ONE or size == str(alone_size)
 
     def race(self, ways: "Mapping[str, Way]", turns: Sequence[tuple[str, Turn]], store: "RunStore") -> "list[Cell]":
-        """Let all ways decode all turns."""
+        """Decode all turns in all ways."""
         run_count = sum(self.runs(way, size) for way, (size, _) in product(ways, turns))
         with progress(run_count) as advance:
             return measure.race(ways, turns, BatchRun, runs=self.runs, store=store, progress=advance)
@@ -159,10 +162,10 @@ class BatchOptions:
     repeats: Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")] = 3
 
     def parse(self) -> BatchPlan:
-        """What the options say.
+        """The plan that the options describe.
 
         Raises:
-            ConfigError: an option has a value that is not known, or a program is not installed.
+            ConfigError: an option has an unknown value, or a program is not installed.
         """
         sizes = sorted(set(parse_numbers(self.batches, "--batches", 1)))
         budgets = parse_numbers(self.budgets, "--budgets", 1)
@@ -212,7 +215,7 @@ def _measure(
     draws: DrawOptions,
     store: "RunStore",
 ) -> dict[str, Any]:
-    """Let all ways decode all turns, and compare their texts."""
+    """Decode all turns in all ways, and compare their texts."""
     options = {**asdict(draws), "ignore_eos": True}
     turns = plan.turns(prompts)
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
@@ -232,10 +235,10 @@ def _measure(
 
 
 def turn_prompts(prompts: Sequence[Sequence[int]], size: int, turn: int) -> list[list[int]]:
-    """The prompts of a turn, which are the next ones, and begin anew where they end.
+    """The next prompts for a turn; after the last prompt comes the first again.
 
-    So much is cut off at their beginning that one pass can read all of a turn: texts begin together then, and the batch
-    is full from their first tokens to the end of one.
+    Prompts lose their beginnings, so that one pass can read all of a turn. Then texts begin together, and the batch is
+    full until the first text ends.
     """
     from drafttree.engine.round_loop import LONGEST_PART
 
@@ -244,10 +247,10 @@ def turn_prompts(prompts: Sequence[Sequence[int]], size: int, turn: int) -> list
 
 
 class EngineWay:
-    """Decoding by the loop of an engine, driven without its thread, so that all prompts are there before it begins.
+    """Decodes with the loop of an engine, without its thread, so that all prompts are submitted before it begins.
 
-    There is one for every batch size, warmed up by a short turn; what it learns of costs and acceptance it knows in
-    later turns, as a server does.
+    Each batch size has a loop of its own, warmed up by a short turn. What it learns of costs and acceptance stays for
+    later turns, as in a server.
 
     Args:
         decoder: the decoder whose target, drafter and policy decode.
@@ -262,7 +265,7 @@ class EngineWay:
         self._loops: dict[int, BatchLoop] = {}
 
     def run(self, turn: Turn) -> BatchRun:
-        """Decode the prompts of a turn, so many at a time."""
+        """Decode the prompts of a turn at its batch size."""
         size, prompts = turn
         if size not in self._loops:
             self._loops[size] = self._decoder.batch_loop(size, budget=self._budget)
@@ -289,7 +292,7 @@ class EngineWay:
     def _submit(
         self, loop: "BatchLoop", prompts: Sequence[Sequence[int]], options: Mapping[str, Any], errors: list[Exception]
     ) -> "list[Result]":
-        """Give a loop its prompts; return their results, which add errors of requests to `errors`."""
+        """Submit prompts to a loop, and return their results; errors of requests are added to `errors`."""
         from drafttree.engine.batching.loop import Result
 
         results: list[Result] = []
@@ -303,7 +306,7 @@ class EngineWay:
 
 
 def _run_loop(loop: "BatchLoop", size: int) -> "Iterator[tuple[EngineRound, float]]":
-    """Run a loop to the end of its texts; yield the rounds of its steady state, each with the gain it predicts."""
+    """Run a loop until its texts end; yield the rounds of its steady state, each with the predicted gain."""
     while loop.busy:
         started = time.perf_counter()
         loop.step()
@@ -318,7 +321,7 @@ def _run_loop(loop: "BatchLoop", size: int) -> "Iterator[tuple[EngineRound, floa
 def _peers(
     plan: BatchPlan, decoder: "Decoder", trial: list[int], length: int, models: TargetOptions, folder: Path
 ) -> "tuple[dict[str, Way], list[str]]":
-    """Other programs as ways, and what they are, or why they do not run."""
+    """Other programs as ways, and by program its description, or why it does not run."""
     ways = dict[str, "Way"]()
     notes = list[str]()
 
@@ -343,10 +346,10 @@ def _peers(
 
 
 def steady_rounds(times: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """The passes between the last prompt's first token and the end of a text, each with a token for every text.
+    """The passes of the steady state, from the first token of the last prompt to the end of the first text.
 
     Args:
-        times: when each token of each text was there.
+        times: of each text, the times of its tokens.
     """
     begin = max(map(itemgetter(0), times))
     shortest_times = min(times, key=itemgetter(-1))
@@ -361,7 +364,7 @@ class WayRuns:
     """The turns of a way at one size.
 
     Attributes:
-        runs: what it has made of each.
+        runs: its results, one per turn.
     """
 
     runs: Sequence[BatchRun]
@@ -373,12 +376,12 @@ class WayRuns:
 
     @property
     def rounds(self) -> "np.recarray":
-        """Those of all turns."""
+        """The rounds of the steady state of all turns."""
         return np.concatenate(self.turn_rounds).view(np.recarray)
 
     @cached_property
     def steady(self) -> list[tuple[float, float]]:
-        """Tokens and seconds of the steady state of each turn; empty if some turn has none."""
+        """Tokens and seconds of the steady state of each turn; empty if a turn has no steady state."""
         totals = [(float(rounds.committed.sum()), float(rounds.seconds.sum())) for rounds in self.turn_rounds]
         return totals if all(map(itemgetter(1), totals)) else []
 
@@ -387,18 +390,18 @@ class WayRuns:
         """Tokens and seconds of each turn, prompts included."""
         return [(sum(map(len, run.texts)), run.seconds) for run in self.runs]
 
-    def ratio(self, other: "WayRuns | None") -> "measure.Interval | None":
-        """The speed in the steady state over that of another way; None if one of them has none."""
-        if other is None or not self.steady or not other.steady:
+    def ratio(self, base_runs: "WayRuns | None") -> "measure.Interval | None":
+        """The speed in the steady state over that of another way; None if one of them has no steady state."""
+        if base_runs is None or not self.steady or not base_runs.steady:
             return None
-        return measure.Interval.of_speeds_by_jackknife(self.steady, other.steady)
+        return measure.Interval.of_speeds_by_jackknife(self.steady, base_runs.steady)
 
 
 def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
-    """The figures of every batch size; speeds are of the steady state unless they are said to be end to end.
+    """The figures of every batch size; speeds are of the steady state unless named end to end.
 
-    `R` is speculative over plain decoding. A ratio is left out where a way has no steady state in some turn; plain
-    decoding over one text after the other has no interval where those are of the turns of another size.
+    `R` is the speed of speculative over plain decoding. A way without a steady state in a turn has no ratio. Plain
+    decoding over texts one by one has no interval if those were written at another size.
     """
     rows = [_row(size, size_cells) for size, size_cells in group_by(cells, attrgetter("group")).items()]
     one_by_one_speed = next((row["speeds"][ONE_BY_ONE] for row in rows if ONE_BY_ONE in row["speeds"]), None)
@@ -442,7 +445,7 @@ def _row(size: str, cells: Iterable["Cell"]) -> dict[str, Any]:
 
 
 def _draft_figures(speculative: WayRuns, plain: WayRuns) -> dict[str, Any]:
-    """What was drafted, and the terms of the law, of two ways in the steady state."""
+    """Figures about drafts, and the terms of the speed-up law, in the steady state."""
     speculative_rounds = speculative.rounds
     plain_rounds = plain.rounds
     draft_nodes = speculative_rounds.nodes - speculative_rounds.batch
@@ -474,7 +477,7 @@ def _speed(rounds: "np.recarray") -> float:
 def find_differences(
     decoder: "Decoder", cells: Sequence["Cell"], turns: Sequence[tuple[str, Turn]], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The texts that are not plain decoding's of the same turn, and whether the choice was a tie."""
+    """The texts that differ from plain decoding's of the same turn, and whether rounding broke a tie."""
     size_count = len(set(map(attrgetter("group"), cells)))
     plain_texts = {cell.prompt: cell.result.texts for cell in cells if cell.way == PLAIN}
     for cell in cells:
@@ -504,7 +507,7 @@ def _show(report: Mapping[str, Any]) -> None:
 
 
 def _speed_row(row: Mapping[str, Any]) -> dict[str, str]:
-    """The speeds of every way at one size, as they are shown."""
+    """A row of the printed table: the speeds of every way at one size."""
     speeds = {"batch": row["batch"]}
     for way, speed in row["end to end"].items():
         steady = f"{row['speeds'][way]:.1f}" if way in row["speeds"] else "-"
@@ -528,7 +531,7 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _difference_notes(texts: int, differences: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How many texts are plain decoding's, and where the others begin to differ."""
+    """Lines that tell how many texts equal plain decoding's, and where the others begin to differ."""
     summary = f"texts: {texts - len(differences)} of {texts} are plain decoding's token for token"
     ties = sum(map(itemgetter("tie"), differences))
     yield f"{summary}, {ties} differ by a tie, {len(differences) - ties} DIFFER" if differences else summary

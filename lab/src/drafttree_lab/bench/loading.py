@@ -1,8 +1,7 @@
-"""The seconds and the memory that loading takes, each model in a process of its own, to the first token of a text.
+"""Time and memory from the start of loading to the first token, each model in a process of its own.
 
-Memory is told in two ways. Anonymous memory is what the process alone holds and the system cannot give to others; that
-of the imports is taken off. Resident memory has the pages of mapped files too, which the system takes back when it
-needs them.
+Memory is measured in two ways. Anonymous memory belongs to the process alone; that of the imports is subtracted.
+Resident memory also includes pages of mapped files, which the system can take back.
 """
 
 import os
@@ -29,16 +28,16 @@ from drafttree_lab.own_process import answer, run_module
 from drafttree_lab.peers.programs import LLAMA_CPP, check_installed, versions
 
 BEGUN = time.perf_counter()
-"""When this process began to import."""
+"""Time at which this process began its imports."""
 STAGES = ("weights", "quantise", "pack", "check", "tokenizer", "other")
 SECONDS = {"model": "", "precision": "", **dict.fromkeys(("imports", *STAGES, "loaded", "first token"), ".1f")}
 MEMORY = {"model": "", **dict.fromkeys(("imports", "weights", "steady", "peak", "resident peak"), ".0f")}
 MEMORY |= {"peak / weights": ".2f"}
 PROMPT = "The first thing that happened was"
 CONTEXT = 512
-"""Tokens that llama.cpp makes room for."""
+"""Context size of llama.cpp in tokens."""
 INTERVAL = 0.002
-"""Seconds between two looks at the anonymous memory."""
+"""Seconds between two samples of the anonymous memory."""
 
 
 @grouped
@@ -69,7 +68,7 @@ def _check_programs(programs: Sequence[str], models: Sequence[str]) -> None:
     """Refuse programs that cannot load the models.
 
     Raises:
-        ConfigError: a program is unknown or not installed, or a model is no GGUF file.
+        ConfigError: a program is unknown or not installed, or a model is not a GGUF file.
     """
     if unknown_peer := next((name for name in programs if name != LLAMA_CPP), None):
         raise unknown("peer", unknown_peer, [LLAMA_CPP])
@@ -81,7 +80,7 @@ def _check_programs(programs: Sequence[str], models: Sequence[str]) -> None:
 def make_tasks(
     models: Sequence[str], dtype: str, quantizations: Sequence[str | None], drafter: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tasks of loading every model in every precision, each after its name in the tables."""
+    """The tasks of loading every model in every precision, each with its label in the tables."""
     for model, quantization in product(models, quantizations):
         precision = dtype if quantization in (None, "none") else quantization
         task = {"target": model, "dtype": dtype, "quantize": quantization, "drafter": drafter}
@@ -89,7 +88,7 @@ def make_tasks(
 
 
 def make_peer_tasks(models: Sequence[str], programs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same for other programs."""
+    """The tasks of loading every model by other programs, each with its label in the tables."""
     for model, peer in product(models, programs):
         yield f"{_label(model, models)} {peer}", {"target": model, "peer": peer}
 
@@ -133,24 +132,27 @@ def measure_loading(task: Mapping[str, Any]) -> dict[str, Any]:
             it.
 
     Returns:
-        `imports`, `loaded` and `first_token` in seconds, `stages` of loading, `precision`, and bytes: `imports_bytes`,
-        `steady_bytes` and `peak_bytes` of anonymous memory, the last two beyond the first, `resident_peak_bytes`, and
-        `weights_bytes` that stay.
+        In seconds: `imports`, `loaded`, `first_token`, and the `stages` of loading. In bytes of anonymous memory:
+        `imports_bytes`, and beyond these `steady_bytes` and `peak_bytes`. Also `resident_peak_bytes`, `weights_bytes`
+        and `precision`.
 
     Raises:
         ConfigError: the model is refused.
-        ModelError: the process has died, as of too little memory.
+        ModelError: the process died, for example because memory ran out.
     """
     return run_module(__name__, task, task["target"])
 
 
 def load_and_write(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a model and write a token, minding the seconds and the memory of this process."""
+    """Load a model and write one token, and measure the time and memory of this process."""
     return load_by_llama_cpp(task["target"]) if "peer" in task else load_by_drafttree(task)
 
 
 def load_by_llama_cpp(path: str) -> dict[str, Any]:
-    """The same by llama.cpp, of whose memory no part is weights that are known: it maps some and repacks others."""
+    """Load a model in llama.cpp and write one token.
+
+    It maps some weights and repacks others, so the bytes of weights are unknown.
+    """
     import llama_cpp  # pyright: ignore[reportMissingImports]
 
     from drafttree_lab.peers.llama_cpp import LlamaCpp
@@ -178,7 +180,7 @@ def load_by_llama_cpp(path: str) -> dict[str, Any]:
 
 
 def load_by_drafttree(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The same by drafttree, with the seconds of its stages."""
+    """Load a model in drafttree and write one token, and measure the stages of loading."""
     from drafttree.loading.load import load
 
     imports = time.perf_counter() - BEGUN
@@ -208,7 +210,7 @@ def load_by_drafttree(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def watched_peak() -> Iterator[list[int]]:
-    """The most anonymous memory that the process has meanwhile, as often as it looks; Linux keeps no peak of it."""
+    """Sample the peak of anonymous memory while the context lasts, since Linux does not record it."""
     peak = [resident("RssAnon")]
     stop_event = threading.Event()
 

@@ -1,6 +1,6 @@
-"""The memory that methods need at most, each measured in a process of its own.
+"""The peak memory of methods, each measured in a process of its own.
 
-A process's high-water mark never falls, so that of one which has run several methods is the largest one's.
+A process's peak never falls, so in a shared process only the largest method's peak would be seen.
 """
 
 import gc
@@ -31,10 +31,13 @@ METHODS = "embedded-draft;lookup;mixed:embedded-draft"
 COLUMNS = {"method": "", **dict.fromkeys(("loaded", "peak", "added", "GPU loaded", "GPU peak", "GPU added"), ".1f")}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""What Linux resets the peak of the resident memory by (proc(5))."""
+"""Value for /proc/self/clear_refs that resets the peak of resident memory (proc(5))."""
 Use = dict[str, int]
-"""Bytes: `loaded`, resident once the models are loaded, and `peak`, at most while decoding (where the system is not
-Linux, loading included); `device_loaded` and `device_peak`, those of the GPU, 0 where none is in use; and `tokens`."""
+"""Memory in bytes, and the number of `tokens`.
+
+`loaded` is the resident memory after loading, and `peak` the peak while decoding; outside Linux, loading is included.
+`device_loaded` and `device_peak` are those of the GPU, 0 without one.
+"""
 
 
 @grouped
@@ -67,10 +70,10 @@ def bench(
 
 
 def parse_specs(methods: Sequence[str], verifier: str) -> list[str]:
-    """The specifications of the methods that draft, with a verifier where they name none.
+    """The specifications of methods; those that name no verifier get the given one.
 
     Raises:
-        ConfigError: one is unknown, or its policy and verifier are not lossless together.
+        ConfigError: a method is unknown, or its policy and verifier are not lossless together.
     """
     from drafttree.engine import compatibility
 
@@ -86,7 +89,7 @@ def parse_specs(methods: Sequence[str], verifier: str) -> list[str]:
 
 
 def _row(cell: "Cell") -> dict[str, Any]:
-    """The bytes of a method, and how many decoding has added."""
+    """The memory of a method, and what decoding added to it."""
     use: Use = cell.result
     growth = {"added": use["peak"] - use["loaded"], "device_added": use["device_peak"] - use["device_loaded"]}
     return {"method": cell.way, **use, **growth}
@@ -107,14 +110,14 @@ def measure_memory(spec: str, task: Mapping[str, Any]) -> Use:
             `Decoder.generate`.
 
     Raises:
-        ConfigError: it is refused: its names, its drafter or the options.
-        ModelError: the process has died, as of too little memory.
+        ConfigError: the method, its drafter or an option is refused.
+        ModelError: the process died, for example because memory ran out.
     """
     return run_module(__name__, {**task, "method": spec}, spec)
 
 
 def decode(task: Mapping[str, Any]) -> Use:
-    """Load a method's models and decode, minding the memory of this process."""
+    """Load a method's models and decode, and measure the memory of this process."""
     from drafttree.loading.load import load
 
     method = Method.parse(task["method"])
@@ -136,15 +139,15 @@ def decode(task: Mapping[str, Any]) -> Use:
 
 
 def reset_peak() -> None:
-    """Let the peak of the resident memory begin anew, where the system can."""
+    """Reset the peak of resident memory, if the system can."""
     with suppress(OSError):
         CLEAR.write_text(RESET_PEAK)
 
 
 def resident(field: str) -> int:
-    """Bytes of resident memory: "VmRSS" now, "VmHWM" at most; where the system is not Linux, both at most.
+    """Bytes of resident memory: "VmRSS" is the current value, "VmHWM" the peak; outside Linux both give the peak.
 
-    `getrusage` is no help on Linux: its peak is inherited from the process that has started this one.
+    On Linux `getrusage` is of no use, since a process inherits its peak from the parent.
     """
     try:
         lines = STATUS.read_text().splitlines()
@@ -156,7 +159,7 @@ def resident(field: str) -> int:
 
 
 def _on_device(function: Callable[[], int | None]) -> int:
-    """The result of a function of the GPU's memory, 0 where none is in use."""
+    """The result of a function about GPU memory; 0 without a GPU."""
     return (function() or 0) if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
 
 

@@ -1,7 +1,7 @@
-"""Methods against plain decoding, over the same prompts, by turns in one process.
+"""Methods compared with plain decoding on the same prompts, in turns in one process.
 
-A base model decoded greedily often ends in a loop, which any drafter predicts; so where all prompts are of one group,
-those whose text loops are reported apart from those whose text does not.
+Greedy texts of base models often end in a loop, which any drafter predicts. So if all prompts are in one group, prompts
+with and without looping texts are also reported apart.
 """
 
 import statistics
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 POLICIES = "auto;chain;dynatree;talon;eagle;opt-tree"
 COPIED = 256 << 20
-"""Bytes of an array much larger than any cache."""
+"""Size in bytes of the copied array, much larger than any cache."""
 LAW = {"method": "", "tau": ".2f", "delta": ".2f", "v": ".2f", "c": ".2f", "h": ".2f", "R law": ".2f", "R": ".2f"}
 LAW |= {"over its chain": ".2f", "tokens/s": ".1f", "of nodes": ".1%", "of levels": ".1%", "nodes": ".1f"}
 LAW |= {"same text": ">", "ties": ".0f", "gap": ".3f"}
@@ -82,7 +82,7 @@ class MethodOptions:
     exact_text: Annotated[bool, typer.Option("--exact-text", help="Also run every method with exact_text.")] = False
 
     def parse(self) -> list[Method]:
-        """The methods that draft.
+        """The methods that the options name.
 
         Raises:
             ConfigError: an option is unknown, or two options name the same thing.
@@ -92,7 +92,9 @@ class MethodOptions:
         names = split_names(";".join(self.drafters or [AUTO]), ";")
         find_verifier(self.verifier)
         if NO_DRAFTER in names:
-            raise ConfigError(f"--drafters: {NO_DRAFTER!r} is not a drafter; plain decoding is run in any case")
+            raise ConfigError(
+                f"--drafters: {NO_DRAFTER!r} is not a drafter; leave it out: plain decoding is always included"
+            )
         policies = parse_policies(self.policies or [POLICIES]).values()
         methods = parse_methods(self.methods or [*starmap(Method, product(names, policies))])
         return [method for method in methods.values() if method.drafter]
@@ -117,11 +119,11 @@ class Timings(NamedTuple):
     """What is timed and counted.
 
     Attributes:
-        repeats: how often every text is written and every time is taken.
-        sizes: rows of the passes that are timed; empty for none.
-        contexts: tokens before these passes.
-        lengths: tokens of the prompts whose reading is timed; empty for none.
-        counts_work: whether operations and calls are counted.
+        repeats: number of repeats of every text and every timing.
+        sizes: rows of the timed passes; empty to time none.
+        contexts: context lengths of the timed passes.
+        lengths: lengths of the prompts whose reading is timed; empty to time none.
+        counts_work: whether torch operations and function calls are counted.
     """
 
     repeats: int
@@ -132,13 +134,13 @@ class Timings(NamedTuple):
 
     @property
     def context(self) -> int:
-        """Tokens of the longest context that is timed."""
+        """The longest timed context in tokens."""
         return max(max(self.contexts) + max(self.sizes, default=0), max(self.lengths, default=0) + 1)
 
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """What is timed and counted beside the texts, and how often."""
+    """What is timed and counted besides texts, and how often."""
 
     passes: Annotated[
         str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
@@ -151,10 +153,10 @@ class TimingOptions:
     repeats: Repeats = 3
 
     def parse(self) -> Timings:
-        """The numbers.
+        """The timings that the options describe.
 
         Raises:
-            ConfigError: an option is no list of numbers.
+            ConfigError: an option is not a list of numbers.
         """
         return Timings(
             self.repeats,
@@ -167,15 +169,15 @@ class TimingOptions:
 
 @dataclass(frozen=True)
 class Writers:
-    """What writes the texts.
+    """Writes texts by plain decoding, by methods and by other programs.
 
     Attributes:
         decoder: the target without a drafter.
         decoders: plain decoding and the methods, by name.
         options: as for `Decoder.generate`.
         chains: by method, the chain that it is compared with.
-        peers: the names of the programs that it is measured beside.
-        programs: those of them that are opened on the same weights, by name; transformers needs none.
+        peers: names of other programs.
+        programs: by name, the other programs opened with the same weights; transformers is not among them.
     """
 
     decoder: "Decoder"
@@ -186,7 +188,7 @@ class Writers:
     programs: Mapping[str, Any] = field(default_factory=dict)
 
     def beside(self, peers: Sequence[str], models: TargetOptions, folder: Path, context: int) -> "Writers":
-        """The same beside other programs; arguments as for `open_program`."""
+        """These writers together with other programs; arguments as for `open_program`."""
         programs: dict[str, Any] = {}
         for name in peers:
             if name != TRANSFORMERS:
@@ -195,7 +197,7 @@ class Writers:
 
     @property
     def ways(self) -> "dict[str, Way]":
-        """Functions from the token ids of a prompt to its text, by name."""
+        """By name, a function from the token ids of a prompt to its text."""
         ways: dict[str, Way] = {}
         for name, decoder in self.decoders.items():
             ways[name] = partial(decoder.generate, **self.options)
@@ -206,17 +208,17 @@ class Writers:
         return ways
 
     def is_seeded(self, way: str) -> bool:
-        """Whether prompt and seed decide a way's text; drafts decide those of drawing verifiers and other programs."""
+        """Whether prompt and seed alone determine a way's text; not so for verifiers that draw, and other programs."""
         from drafttree.engine.compatibility import is_text_of_seed
 
         if not self.options["temperature"]:
             return True
         return way in self.decoders and is_text_of_seed(self.decoders[way].verifier or Coupled)
 
-    def find_difference(self, prompts: Sequence[tuple[str, list[int]]], plain: "Cell", other: "Cell") -> Any:
-        """The first difference of a text from plain decoding's, as `measure.find_difference` tells it."""
-        _, ids = prompts[other.prompt]
-        return measure.find_difference(self.decoder, ids, plain.result.tokens, other.result.tokens, **self.options)
+    def find_difference(self, prompts: Sequence[tuple[str, list[int]]], plain: "Cell", drafted: "Cell") -> Any:
+        """The first difference of a text from plain decoding's, as from `measure.find_difference`."""
+        _, ids = prompts[drafted.prompt]
+        return measure.find_difference(self.decoder, ids, plain.result.tokens, drafted.result.tokens, **self.options)
 
 
 @grouped
@@ -251,10 +253,10 @@ def bench(
 
 
 def _check_programs(programs: Sequence[str], models: TargetOptions, draws: DrawOptions) -> None:
-    """Refuse programs that cannot be compared with.
+    """Refuse programs that cannot be compared.
 
     Raises:
-        ConfigError: one is not installed, or does not do what the options ask for.
+        ConfigError: a program is not installed, or cannot do what the options ask for.
     """
     check_installed(programs)
     if TRANSFORMERS in programs and models.quantize:
@@ -268,7 +270,7 @@ def _check_programs(programs: Sequence[str], models: TargetOptions, draws: DrawO
 def _measure(
     writers: Writers, sets: Mapping[str, Sequence[list[int]]], timings: Timings, store: "RunStore"
 ) -> dict[str, Any]:
-    """Let all write the prompts of all sets by turns, and time what else is wanted."""
+    """Let all ways answer the prompts of all sets in turns, and take the other timings."""
     from drafttree.engine.generation import Generation
     from drafttree_lab.round_work import count_work
 
@@ -301,7 +303,7 @@ def _measure(
 
 
 def chains(methods: Sequence[Method]) -> dict[str, str]:
-    """By method, the first one of the same drafter and verifier that drafts chains."""
+    """By method, the first method with the same drafter and verifier that drafts chains."""
     chain_specs: dict[str, str] = {}
     for rivals in group_by(methods, attrgetter("drafter", "verifier_name")).values():
         first_chain = next((method.spec for method in rivals if isinstance(method.policy, Chain)), None)
@@ -311,7 +313,7 @@ def chains(methods: Sequence[Method]) -> dict[str, str]:
 
 
 def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
-    """Every text that has rounds; a prompt has its number in its group."""
+    """The texts that have rounds; prompts are numbered within their group."""
     numbers: dict[str, list[int]] = {}
     for group, group_cells in group_by(cells, attrgetter("group")).items():
         numbers[group] = sorted(set(map(attrgetter("prompt"), group_cells)))
@@ -322,7 +324,7 @@ def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
 
 
 def _load_drafters(decoder: "Decoder", models: TargetOptions, names: set[str], quantize: str | None) -> dict[str, Any]:
-    """The drafters by name; an inflated target has those of the target that it was inflated from."""
+    """The drafters by name; an inflated target uses those of its original."""
     from drafttree.loading import find_drafter
     from drafttree.measure.inflation import drafters_for_inflated
 
@@ -335,7 +337,7 @@ def _load_drafters(decoder: "Decoder", models: TargetOptions, names: set[str], q
 def _make_decoders(
     decoder: "Decoder", methods: Sequence[Method], drafters: Mapping[str, Any], *, exact_text: bool
 ) -> dict[str, "Decoder"]:
-    """Plain decoding and every method, with `exact_text` too if that is wanted."""
+    """Decoders for plain decoding and every method, also with `exact_text` if asked for."""
     from drafttree.measure.method_decoders import make_decoders
     from drafttree.models import TargetModel, Wants, choose_backend
 
@@ -351,7 +353,7 @@ def _make_decoders(
 
 
 def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any]) -> dict[str, "Way"]:
-    """transformers' own ways of generating; assisted ones where a language model drafts."""
+    """transformers' own ways of generating, assisted ones for drafters that are language models."""
     from transformers import GenerationConfig
 
     from drafttree.drafters.language_model import LanguageModelDrafter
@@ -380,9 +382,9 @@ def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any])
 
 
 def _measure_machine(writers: Writers, timings: Timings) -> dict[str, Any]:
-    """The target and the machine; where passes are wanted, milliseconds of each and the bandwidth of a large copy.
+    """A description of target and machine, with the times of passes and the copy bandwidth if asked for.
 
-    A pass behind more tokens than the model was made for is timed too: only the time is looked at.
+    Passes are also timed at contexts beyond the model's limit, since only their time matters.
     """
     target = measure.transformers_model(writers.decoder)
     machine: dict[str, Any] = {
@@ -400,7 +402,7 @@ def _measure_machine(writers: Writers, timings: Timings) -> dict[str, Any]:
 
 
 def _time_passes(writers: Writers, timings: Timings) -> Iterator[dict[str, Any]]:
-    """The milliseconds of passes of the target, and of llama.cpp's, behind every context."""
+    """Milliseconds of passes of the target, and of llama.cpp, at every context length."""
     from drafttree.engine.drafting.measure import time_passes
 
     target = measure.transformers_model(writers.decoder)
@@ -413,7 +415,7 @@ def _time_passes(writers: Writers, timings: Timings) -> Iterator[dict[str, Any]]
 
 
 def _time_reading(writers: Writers, timings: Timings) -> list[dict[str, Any]]:
-    """The least seconds of reading prompts of so many random tokens and writing one more, by program, in turns."""
+    """By program and length, the shortest time in seconds to read a random prompt and write one token."""
     if not timings.lengths:
         return []
     decoder = writers.decoder
@@ -431,7 +433,7 @@ def _time_reading(writers: Writers, timings: Timings) -> list[dict[str, Any]]:
 
 
 def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
-    """Bytes per second, read and written, of a copy much larger than any cache: the machine's roofline."""
+    """Bytes per second that a large copy reads and writes: the bandwidth of the machine's roofline."""
     from drafttree.engine.drafting.measure import time_work
 
     source = torch.ones(COPIED, dtype=torch.uint8, device=device)
@@ -442,9 +444,9 @@ def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
 
 
 def pass_bytes(model: Any, context: int) -> int:
-    """Bytes a pass over one node reads: weights, but for an embedding's other rows, and the cache of a context.
+    """Bytes that a pass over one node reads: the weights and the cache of a context.
 
-    Of a mixture the experts of one token are counted.
+    An embedding counts one row; a mixture of experts counts the experts of one token.
     """
     from drafttree.models import prefill
     from drafttree.models.native.products import weight_place
@@ -469,7 +471,7 @@ def pass_bytes(model: Any, context: int) -> int:
 
 
 def _read_bytes(decoder: "Decoder", row: Mapping[str, Any], machine: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes per second that the models' passes of a way read, and their share of what a large copy moves."""
+    """Bytes per second that the passes of a way read, and their share of the copy bandwidth."""
     from drafttree.models import TargetModel
 
     draft = getattr(decoder.drafter, "model", None)
@@ -494,7 +496,7 @@ def _show(report: Mapping[str, Any]) -> None:
 
 
 def _show_machine(machine: Mapping[str, Any]) -> None:
-    """Print what is measured on, and the times of passes."""
+    """Print the machine and the times of passes."""
     console = make_console()
     size = f"{machine['parameters'] / 1e6:.1f} M parameters, {machine['threads']} threads"
     console.print(f"{machine['device']}, {machine['dtype']}, {size}", soft_wrap=True)
@@ -513,7 +515,7 @@ def _show_machine(machine: Mapping[str, Any]) -> None:
 
 
 def _show_reading(reading: Sequence[Mapping[str, Any]]) -> None:
-    """Print the seconds of reading prompts."""
+    """Print the times of reading prompts."""
     rows = [{"": row["program"], **{str(size): seconds for size, seconds in row["s"].items()}} for row in reading]
     columns = {"": "", **dict.fromkeys([*rows[0]][1:], ".2f")}
     make_console().print(measure.to_table("seconds of reading prompts of so many tokens", rows, columns))

@@ -1,13 +1,13 @@
-"""The time of single parts, on synthetic rows: how long verifiers take, and how long trees take to grow.
+"""The time of single steps on synthetic logits: how long verifiers take, and how long trees take to grow.
 
-Verifiers judge trees that are grown from synthetic drafter rows by the same code as real ones; the target's rows are
-the drafter's with noise on every logit, so that about as many tokens are accepted as from a fair drafter. The yardstick
-is the product that makes the target's logits, hidden states times head, measured in the same run: a round costs that
-and the rest of two models besides, so the share of a round is lower than the share that is printed.
+Verifiers judge trees that are grown from synthetic drafter logits by the usual code. The target's logits are the
+drafter's with noise, so that about as many tokens are accepted as with a fair drafter. Times are compared with that of
+the product of hidden states and head, which makes the target's logits. A round also has the rest of two models, so a
+verifier's share of a round is below the printed share.
 
-Growth has rows that follow Zipf's law in place of the drafter's passes, as in TALON's appendix E.6 (figure 15): the
-r-th most probable token has a probability in proportion to 1 / r ** alpha, 0.7 for texts of high entropy, 1.35 for
-natural language, 5 for nearly deterministic ones. Rows differ in the order of their tokens only.
+Growth uses logits by Zipf's law in place of the drafter's passes, as in TALON's appendix E.6 (figure 15). The r-th most
+probable token has a probability in proportion to 1 / r ** alpha: 0.7 for texts of high entropy, 1.35 for natural
+language, 5 for nearly deterministic texts. Rows differ only in the order of their tokens.
 """
 
 import math
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 NONE = "none"
 POLICIES = "eagle:depth=9;talon;dynatree;fixed;opt-tree;chain"
-"""EAGLE's tree and TALON's are those of the paper: K = 10, D = 8, N = 60, mu = 0.03."""
+"""The trees of EAGLE and TALON are those of TALON's paper: K = 10, D = 8, N = 60, mu = 0.03."""
 PEAK, APART = 0.85, 0.7
-"""Spread of the logits, as a share of the one at which a random row has a single likely token; noise on the target."""
+"""Spread of the logits, relative to that at which a random row has one likely token; noise of the target's logits."""
 WARM_UP, REPEATS, ROWS = 20, 100, 64
-"""Trees that are grown before any counts, and that count; different rows, of which a wide frontier sees some twice."""
+"""Number of uncounted trees, of counted trees, and of different rows; a wide frontier repeats rows."""
 JUDGED = {"verifier": "", "nodes": ".0f", "accepted": ".2f", "ms": ".2f", "share": ".1%", "grow ms": ".2f"}
 JUDGED |= {"logits ms": ".2f"}
 GROWN = {"policy": "", "nodes": ".0f", "levels": ".0f"}
@@ -70,7 +70,7 @@ class MicroOptions:
 
     @property
     def alphas(self) -> list[float]:
-        return parse_floats(self.alpha, "--alpha", "numbers above 0,", lambda each: each > 0 and math.isfinite(each))
+        return parse_floats(self.alpha, "--alpha", "numbers above 0,", lambda alpha: alpha > 0 and math.isfinite(alpha))
 
 
 @grouped
@@ -108,7 +108,7 @@ def bench(
     with progress(len(vocabs) * (len(sizes) * len(judges) + len(alphas) * len(growth_policies))) as advance:
         common_options: dict[str, Any] = {"vocabs": vocabs, "device": device, "store": store, "progress": advance}
         if judges:
-            logits_options = {"hidden": options.hidden, "temperature": options.temperature}
+            logits_options = {"hidden_size": options.hidden, "temperature": options.temperature}
             judge_rows = time_verifiers(
                 judges, nodes=sizes, repeats=options.repeats, **logits_options, **common_options
             )
@@ -124,22 +124,22 @@ def time_verifiers(
     *,
     nodes: Sequence[int],
     vocabs: Sequence[int],
-    hidden: int = 4096,
+    hidden_size: int = 4096,
     temperature: float = 1.0,
     repeats: int = 5,
     device: "torch.device | None" = None,
     progress: Callable[[str], None] = lambda _: None,
     store: "RunStore | None" = None,
 ) -> list[dict[str, Any]]:
-    """Time verifiers on synthetic trees: medians in seconds, `share` of verifying in verifying and logits together.
+    """Time verifiers on synthetic trees: median seconds, and the `share` of verification in verification plus logits.
 
     Args:
         verifiers: as for `parse_verifiers`.
         nodes: tree sizes, root included.
         vocabs: vocabulary sizes.
-        hidden: width of the hidden states the logits are made from.
-        temperature: above 0; `greedy` decodes at 0.
-        repeats: trees judged for each figure, after one that is not counted.
+        hidden_size: width of the hidden states that the logits are computed from.
+        temperature: temperature above 0; `greedy` uses 0.
+        repeats: number of judged trees for each figure, after an uncounted one.
         device: the CPU by default.
         progress: called after every verifier with its name.
         store: keeps finished runs; by default none.
@@ -151,11 +151,11 @@ def time_verifiers(
 
     @lru_cache(maxsize=1)
     def head(vocab: int) -> Tensor:
-        return torch.randn(hidden, vocab, device=device)
+        return torch.randn(hidden_size, vocab, device=device)
 
     @lru_cache(maxsize=1)
     def synthetic(vocab: int, size: int) -> tuple[_SyntheticLogits, float]:
-        hidden_states = torch.ones(size, hidden, device=device)
+        hidden_states = torch.ones(size, hidden_size, device=device)
         work = partial(torch.matmul, hidden_states, head(vocab))
         time_work(work, device)
         seconds = statistics.median(time_work(work, device) for _ in range(repeats))
@@ -175,13 +175,13 @@ def time_verifiers(
 
 
 def _at(cell: Any, names: Sequence[str], prompts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A row of a cell, with what it was measured at."""
+    """A row of a cell, with the parameters it was measured at."""
     label = "verifier" if cell.group == "verifiers" else "policy"
     return {label: cell.way, **dict(zip(names, prompts[cell.prompt][1], strict=True)), **cell.result}
 
 
 class _SyntheticLogits:
-    """Synthetic logits of target and drafter, in the order in which nodes are expanded."""
+    """Synthetic logits of target and drafter, a row per node in the order of expansion."""
 
     def __init__(self, nodes: int, vocab: int, device: "torch.device") -> None:
         self.nodes = nodes
@@ -227,7 +227,7 @@ class _Rows:
 def _judge(judge: Verifier, synthetic: "_SyntheticLogits", repeats: int) -> dict[str, float]:
     """Grow and judge trees of different seeds, the first one as a warm-up.
 
-    `growing` is what the tree cost beside the drafter's passes: the noise shown to it, or its children drawn.
+    `growing` is the time of the tree outside the drafter's passes, for its noise or for drawing its children.
     """
     from drafttree.core.randomness import SeededRandomness
     from drafttree.engine.drafting.measure import wait_for
@@ -262,15 +262,15 @@ def time_growth(
     progress: Callable[[str], None] = lambda _: None,
     store: "RunStore | None" = None,
 ) -> list[dict[str, Any]]:
-    """Time the growth of trees on synthetic rows: `seconds` of a tree, the median, `mean_seconds`, which the paper has.
+    """Time the growth of trees on synthetic logits: median `seconds` per tree, and `mean_seconds`, as in the paper.
 
-    `auto` is told costs by which it drafts as deep and wide as it may; the others weigh no costs.
+    `auto` gets costs at which it drafts as deep and wide as it may; other policies do not use costs.
 
     Args:
         policies: as for `parse_policies`.
         vocabs: vocabulary sizes.
         alphas: exponents of Zipf's law, above 0.
-        repeats: trees grown for each figure, after some that are not counted.
+        repeats: number of grown trees for each figure, after some uncounted ones.
         device: the CPU by default.
         progress: called after every figure with the policy's specification.
         store: keeps finished runs; by default none.
@@ -342,7 +342,7 @@ def _show(report: Mapping[str, Any]) -> None:
         title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {machine}"
         console.print(measure.to_table(title, timed_rows, JUDGED), "")
     if report["verifiers"]:
-        print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
+        print("ms: per verification of a tree; share: of that in verifier and logits; grow: time for noise or draws")
     for (vocab, alpha), rows in group_by(report["growth"], itemgetter("vocab", "alpha")).items():
         names = {"ms a tree": "seconds", "ms a level": "per_level", "mean ms a tree": "mean_seconds"}
         title = f"vocabulary {vocab}, alpha {alpha:g}; {machine}, {report['trees']} trees each"
@@ -352,6 +352,6 @@ def _show(report: Mapping[str, Any]) -> None:
 
 
 def _in_milliseconds(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Rows with some columns more, which are columns of seconds in milliseconds."""
+    """Rows with additional columns, in milliseconds, for columns in seconds."""
     for row in rows:
         yield {**row, **{column: 1e3 * row[seconds] for column, seconds in columns.items()}}

@@ -1,7 +1,7 @@
-"""What rounding weights costs: the perplexity of a text, and the best tokens that stay.
+"""What quantising weights costs: the perplexity of a text, and the share of best tokens that stay the same.
 
-The text is cut into parts of equal length, each of which is read by itself. Differences from the weights as they are
-loaded are of the same tokens, so their standard error, over the means of parts, is far below that of a perplexity.
+The text is cut into parts of equal length, and each is scored by itself. Quantised and unquantised weights are compared
+token by token, so the standard error of the difference is far below that of a perplexity.
 """
 
 import gzip
@@ -35,13 +35,13 @@ WAYS = {
     "int4": "int4, head in int8",
     "as-stored": "as the file has them",
 }
-"""How weights may be rounded, and how rows of the table call it."""
+"""The ways to quantise weights, with their names in the table."""
 COLUMNS = {"weights": "", "tokens": ",", "perplexity": ".3f", "change": "", "best tokens unchanged": ".2%"}
 AT_ONCE = 64
-"""Tokens of a pass: the logits of all of them are wanted, of vocabularies of 150,000 and more."""
+"""Tokens of a pass; few, since every token needs logits of up to 150,000 values and more."""
 
 Scores = dict[str, list[Any]]
-"""Of each token of a part but the first, its log-probability (`logprobs`) and the best token there (`best`)."""
+"""For each token of a part after the first, its log-probability (`logprobs`), and the likeliest token (`best`)."""
 
 
 @grouped
@@ -83,7 +83,7 @@ def _check_quantizations(names: Iterable[str]) -> None:
     """Refuse a name that is not among `WAYS`.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: a name is not among them.
     """
     for name in names:
         if name not in WAYS:
@@ -99,7 +99,7 @@ def make_rows(cells: Iterable["Cell"]) -> list[dict[str, Any]]:
 
 
 def read_parts(path: Path, tokenizer: Any, tokens: int, length: int) -> list[list[int]]:
-    """The parts of a text, each with what the tokenizer puts before one.
+    """The token ids of the parts of a text, each after the tokenizer's prefix, such as BOS.
 
     Raises:
         InputError: the text is too short for one part.
@@ -115,7 +115,7 @@ def read_parts(path: Path, tokenizer: Any, tokens: int, length: int) -> list[lis
 
 
 class Way:
-    """Scores parts with a model whose weights are quantised in one way; it is loaded for the first."""
+    """Scores parts with a model whose weights are quantised in one way; loads it for the first part."""
 
     def __init__(self, name: str, model: str, dtype: str) -> None:
         self._name = name
@@ -123,10 +123,10 @@ class Way:
         self._dtype = dtype
         self._target: TargetModel | None = None
 
-    def __call__(self, part: list[int]) -> Scores:
+    def __call__(self, token_ids: list[int]) -> Scores:
         if self._target is None:
             self._target = self._load()
-        return score(self._target, part)
+        return score(self._target, token_ids)
 
     def _load(self) -> "TargetModel":
         from drafttree.loading.placement import find_placement
@@ -143,18 +143,18 @@ class Way:
         return TargetModel(module, choose_backend)
 
 
-def score(target: "TargetModel", part: Sequence[int]) -> Scores:
-    """Read a part and score its tokens."""
+def score(target: "TargetModel", token_ids: Sequence[int]) -> Scores:
+    """Score the tokens of a part."""
     from drafttree.models.segment import Segment
 
-    cache = target.new_cache(len(part))
+    cache = target.new_cache(len(token_ids))
     scores = Scores(logprobs=[], best=[])
-    for start in range(0, len(part) - 1, AT_ONCE):
-        ids = list(part[start : start + AT_ONCE])
+    for start in range(0, len(token_ids) - 1, AT_ONCE):
+        ids = list(token_ids[start : start + AT_ONCE])
         segment = Segment.of_text(cache, ids)._replace(wanted=slice(None))
         logits = target.forward([segment])[0].logits[0].float()
         cache.commit(range(len(ids)))
-        next_ids = torch.tensor(part[start + 1 : start + 1 + AT_ONCE], device=logits.device)
+        next_ids = torch.tensor(token_ids[start + 1 : start + 1 + AT_ONCE], device=logits.device)
         scored_logits = logits[: len(next_ids)]
         logprobs = scored_logits.gather(1, next_ids[:, None])[:, 0] - scored_logits.logsumexp(1)
         scores["logprobs"] += logprobs.tolist()
@@ -162,12 +162,12 @@ def score(target: "TargetModel", part: Sequence[int]) -> Scores:
     return scores
 
 
-def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[str, Any]:
-    """A row: the perplexity, by how much it differs from that of the base, and its standard error."""
-    logprobs = list(chain.from_iterable(map(itemgetter("logprobs"), own)))
-    differences = list(starmap(_mean_difference, zip(own, base, strict=True)))
-    best_tokens = chain.from_iterable(map(itemgetter("best"), own))
-    base_tokens = chain.from_iterable(map(itemgetter("best"), base))
+def compare(name: str, scores: Sequence[Scores], base_scores: Sequence[Scores]) -> dict[str, Any]:
+    """A row: the perplexity, its change from that of the base, and the standard error of the change."""
+    logprobs = list(chain.from_iterable(map(itemgetter("logprobs"), scores)))
+    differences = list(starmap(_mean_difference, zip(scores, base_scores, strict=True)))
+    best_tokens = chain.from_iterable(map(itemgetter("best"), scores))
+    base_tokens = chain.from_iterable(map(itemgetter("best"), base_scores))
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
     return {
@@ -180,9 +180,9 @@ def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[st
     }
 
 
-def _mean_difference(part: Scores, base_part: Scores) -> float:
-    """By how much the tokens of a part are less probable than with the weights of the base, on average."""
-    return statistics.fmean(starmap(sub, zip(base_part["logprobs"], part["logprobs"], strict=True)))
+def _mean_difference(scores: Scores, base_scores: Scores) -> float:
+    """The mean loss of log-probability of a part's tokens, compared with the weights of the base."""
+    return statistics.fmean(starmap(sub, zip(base_scores["logprobs"], scores["logprobs"], strict=True)))
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Models that people have: whether their texts are right, and how fast they are beside other programs.
+"""Real models: whether their texts are right, and how fast they are compared with other programs.
 
-The models are GGUF files in a folder. Speeds are of texts that all ways write by turns, in bfloat16 and int8, prompts
-included; llama.cpp reads the file as it is. Texts in float32 are compared with those of transformers, token for token.
+The models are GGUF files in a folder. Speeds are of texts that all ways write in turns, in bfloat16 and int8, prompts
+included; llama.cpp reads the file as stored. Texts in float32 are compared with those of transformers.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ SPEED_COLUMNS |= {"over llama.cpp": ".2f", "tau": ".2f", "c": ".2f", "v": ".2f",
 PEER_COLUMNS = {TRANSFORMERS: "over transformers", LLAMA_CPP: "over llama.cpp"}
 TEXT_COLUMNS = {"model": "", "method": "", "equal to transformers'": ">", "": ""}
 ALONE = ", without transformers"
-"""Behind the name of a group of prompts that transformers, which is slow, does not answer."""
+"""Suffix of the names of prompt groups that transformers does not answer, because it is slow."""
 UNFINISHED = "not run yet"
 BLOCK = 1 << 24
 """Bytes of a file that are read at a time."""
@@ -67,11 +67,11 @@ class RealPlan:
     """Which models write which prompts.
 
     Attributes:
-        timed_runs: the models in the precisions in which speeds count.
-        text_runs: the models in float32.
-        timed_prompts: the prompts where speeds count.
-        text_prompts: the prompts in float32.
-        timed: how many of the first transformers answers too.
+        timed_runs: the models in the precisions whose speed is measured.
+        text_runs: the models in float32, whose texts are compared.
+        timed_prompts: the prompts of `timed_runs`.
+        text_prompts: the prompts of `text_runs`.
+        timed: number of `timed_prompts` that transformers answers, too.
     """
 
     timed_runs: Sequence[RealModel]
@@ -82,7 +82,7 @@ class RealPlan:
 
     @property
     def prompts(self) -> list[tuple[str, Example]]:
-        """The prompts of all models, each after its group, as prompts of `race`."""
+        """The prompts of all models, each with its group, in the form of `race`'s prompts."""
         prompts: list[tuple[str, Example]] = []
         for run in self.timed_runs:
             prompts += product([run.name], self.timed_prompts[: self.timed])
@@ -93,7 +93,7 @@ class RealPlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of prompts."""
+        """The number of prompts of each kind."""
         return {
             "speeds": len(self.timed_prompts),
             "transformers": min(self.timed, len(self.timed_prompts)),
@@ -117,7 +117,11 @@ class RealOptions:
     text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16
 
     def plan(self, files: Sequence[Path], other_files: Sequence[Path]) -> RealPlan:
-        """The plan for some files; the others may draft.
+        """The plan for some files.
+
+        Args:
+            files: files of the models that are measured.
+            other_files: files of models that may draft.
 
         Raises:
             ConfigError: a precision is unknown.
@@ -173,7 +177,7 @@ def bench(
 
 
 def _race(plan: RealPlan, writers: Writers, store: "RunStore") -> "list[Cell]":
-    """Let all models write their prompts in all ways."""
+    """Let all models answer their prompts in all ways, in turns."""
     from drafttree.engine.generation import Generation
 
     ways = dict(writers.ways([*plan.timed_runs, *plan.text_runs]))
@@ -185,28 +189,28 @@ def _race(plan: RealPlan, writers: Writers, store: "RunStore") -> "list[Cell]":
 
 
 def _runs_in(way: str, group: str) -> bool:
-    """Whether a way, which has its model before its name, writes a group of prompts."""
+    """Whether a way, named "model: way", answers a group of prompts."""
     model, _, name = way.partition(": ")
     return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
 
 
-def _find_difference(plan: RealPlan, writers: Writers, run: RealModel, plain: "Cell", other: "Cell") -> Any:
+def _find_difference(plan: RealPlan, writers: Writers, run: RealModel, plain: "Cell", drafted: "Cell") -> Any:
     """The first difference of a model's text from plain decoding's."""
     _, prompt = plan.prompts[plain.prompt]
-    return writers.opened(run).find_difference(prompt, plain.result.tokens, other.result.tokens)
+    return writers.opened(run).find_difference(prompt, plain.result.tokens, drafted.result.tokens)
 
 
 def find_files(folder: Path, names: Sequence[str] | None) -> tuple[list[Path], list[Path]]:
-    """The GGUF files of a folder that are models, the smallest first, and those that are not named, which may draft.
+    """The GGUF files of a folder that are named, and the others, which may draft; each the smallest first.
 
-    What is no whole model is left out, with a line that says why.
+    A file that is not a complete model is left out, and a line on standard error says why.
 
     Args:
         folder: the folder.
         names: names of files, with or without their ending; None for all.
 
     Raises:
-        InputError: there is none, or one of the names is missing.
+        InputError: the folder has no model, or lacks one of the names.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is {'a file' if folder.exists() else 'missing'}; {HOW_TO_FILL}")
@@ -238,12 +242,12 @@ def _why_no_model(path: Path) -> str | None:
 
 
 class ModelFile(NamedTuple):
-    """A model by its file.
+    """The size and vocabulary of a model.
 
     Attributes:
-        path: the file.
-        weights: how many weights it has.
-        vocabulary: its tokens.
+        path: file of the model.
+        weights: number of weights.
+        vocabulary: tokens as the file has them.
     """
 
     path: Path
@@ -259,13 +263,13 @@ class ModelFile(NamedTuple):
         return cls(path, _weights_by_kind(file).total(), file.metadata["tokenizer.ggml.tokens"])
 
     def drafts_for(self, target: "ModelFile") -> bool:
-        """Whether it has the target's vocabulary and half its weights at most."""
+        """Whether it has the target's vocabulary and at most half its weights."""
         return 2 * self.weights <= target.weights and self.vocabulary == target.vocabulary
 
 
-def draft_models(files: Sequence[Path], others: Sequence[Path] = ()) -> dict[Path, Path | None]:
-    """For each file the largest one of the same vocabulary, of these and others, that has half its weights at most."""
-    model_files = list(map(ModelFile.read, (*files, *others)))
+def draft_models(files: Sequence[Path], other_files: Sequence[Path] = ()) -> dict[Path, Path | None]:
+    """The draft model of each file: the largest of all files with its vocabulary and at most half its weights."""
+    model_files = list(map(ModelFile.read, (*files, *other_files)))
     draft_paths: dict[Path, Path | None] = {}
     for target in model_files[: len(files)]:
         candidates = [file for file in model_files if file.drafts_for(target)]
@@ -275,12 +279,12 @@ def draft_models(files: Sequence[Path], others: Sequence[Path] = ()) -> dict[Pat
 
 
 def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[dict[str, Any]]:
-    """A row for every way of a model: its speed, the terms of the law, whose texts are plain decoding's.
+    """A row for every way of a model: its speed, the terms of the law, and how many texts equal plain decoding's.
 
     Args:
         run: the model in its precision.
-        cells: its texts, of one group.
-        find: the first difference between plain decoding's text and another.
+        cells: its texts, all in one group.
+        find: finds the first difference between plain decoding's text and another.
     """
     labels = {"model": run.target.stem, "precision": run.precision}
     failures = _failures(cells)
@@ -307,7 +311,7 @@ def _law_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> dict[str, d
 
 
 def _peer_ratios(way: str, cells: Mapping[str, Sequence["Cell"]]) -> "dict[str, measure.Interval]":
-    """The speed of a way over other programs', each on the prompts that both have answered."""
+    """The speed of a way over that of each other program, on the prompts that both have answered."""
     ratios: dict[str, measure.Interval] = {}
     way_cells = _by_prompt(cells[way])
     for peer, column in PEER_COLUMNS.items():
@@ -323,7 +327,7 @@ def _by_prompt(cells: Iterable["Cell"]) -> dict[int, "Cell"]:
 
 
 def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any]]:
-    """A row for every way of drafttree: how many of its texts are those of transformers."""
+    """A row for every way of drafttree: how many of its texts equal those of transformers."""
     failures = _failures(cells)
     cells_by_way = group_by(cells, attrgetter("way"))
     references = cells_by_way.get(TRANSFORMERS, [])
@@ -338,7 +342,7 @@ def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any
 
 
 def describe_file(path: Path, sha256: str) -> dict[str, Any]:
-    """A model's file: its bytes, its digest, and how its weights are packed."""
+    """Size, digest and weight formats of a model's file."""
     from drafttree.loading.gguf.reader import GGUFFile
 
     file = GGUFFile(path)
@@ -371,7 +375,7 @@ def digest(path: Path) -> str:
 
 
 def code_digest() -> str:
-    """A digest of the code that is measured, so that no speed of other code is told as one of this."""
+    """A digest of the measured code, so that stored speeds of other code are not reused."""
     hashed = hashlib.sha256()
     for package in CODE:
         spec = find_spec(package)
@@ -383,7 +387,7 @@ def code_digest() -> str:
 
 
 def describe_machine() -> dict[str, Any]:
-    """The processor and its threads, and what instructions torch takes it to have."""
+    """The processor, its threads, and the instruction set that torch detects."""
     import platform
 
     try:
@@ -427,7 +431,7 @@ def _share(row: Mapping[str, Any]) -> str | None:
 
 
 def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
-    """The prompts of files, or chat and code in turns of those that ship."""
+    """The prompts of files; without files, the shipped prompts of chat and code in turns."""
     if prompts:
         return spread_examples(prompts, limit)
 
@@ -441,7 +445,7 @@ def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
 
 
 def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> list["Cell"]:
-    """The texts of a model, as ways of one group."""
+    """The texts of a model, all in one group and without the model in the names of ways."""
     prefix = f"{run.name}: "
     return [
         cell._replace(way=cell.way.removeprefix(prefix), group=run.name)

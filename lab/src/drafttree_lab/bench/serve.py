@@ -1,4 +1,4 @@
-"""A server under load, by turns beside one without a drafter, or one that shares no prefixes, on the same prompts."""
+"""A server under load, compared with one without a drafter, or without prefix sharing, in turns on the same prompts."""
 
 import asyncio
 import re
@@ -47,9 +47,9 @@ SPECULATIVE, WITHOUT_DRAFTER = "speculative", "no drafter"
 SHARED, WHOLE = "prefixes shared", "prompts read whole"
 SECOND = {WITHOUT_DRAFTER: "those without a drafter", WHOLE: "those of prompts read whole"}
 TURN_STEP = 97
-"""Tokens by which the system prompts of two turns begin later in the same text."""
+"""Number of tokens between the beginnings of two turns' system prompts in the same text."""
 SHARES = (50, 95, 99)
-"""The percentiles that are told."""
+"""The percentiles that are reported."""
 SPEEDS = "tokens/s of all clients and turns together, and their ratio with its 95 % interval (jackknife over the turns)"
 WAITS = f"milliseconds that clients waited: percentiles {', '.join(map(str, SHARES))}"
 ROUNDING = (
@@ -60,7 +60,7 @@ ROUNDING = (
 
 @dataclass(frozen=True)
 class ServedOptions:
-    """What is served, and how a text is asked for."""
+    """What is served, and the options of requests."""
 
     model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded"
     prompts: Files = None
@@ -95,7 +95,11 @@ class ServedOptions:
         return list(map(attrgetter("prompt"), examples))
 
     def servers(self, largest: int) -> dict[str, list[str]]:
-        """By name, the arguments of `drafttree serve`, for at most so many clients."""
+        """The arguments of `drafttree serve` by the server's name.
+
+        Args:
+            largest: maximum number of clients.
+        """
         arguments = {SPECULATIVE: [self.drafter], WITHOUT_DRAFTER: ["none"]}
         if self.system_tokens:
             arguments = {SHARED: [self.drafter], WHOLE: [self.drafter, "--prefix-tokens", "0"]}
@@ -109,7 +113,7 @@ class ServedOptions:
         return arguments
 
     def systems(self, texts: Sequence[str], turns: int) -> list[str]:
-        """The system prompts of so many turns; a single empty one where none is wanted."""
+        """The system prompt of each turn; a single empty one without --system-tokens."""
         if not self.system_tokens:
             return [""]
 
@@ -155,7 +159,7 @@ def bench(served: ServedOptions, json_: AsJson = False) -> None:
 
 
 def _without_warm_up(cells: Sequence["Cell"]) -> Iterator["Cell"]:
-    """The cells but for those of the first turn of each number of clients."""
+    """The cells without those of the first turn for each number of clients."""
     for size_cells in group_by(cells, attrgetter("group")).values():
         first_turn = size_cells[0].prompt
         yield from (cell for cell in size_cells if cell.prompt != first_turn)
@@ -164,9 +168,9 @@ def _without_warm_up(cells: Sequence["Cell"]) -> Iterator["Cell"]:
 def make_turns(
     prompts: Sequence[str], sizes: Sequence[int], systems: Sequence[str], repeats: int, per_client: int
 ) -> list[tuple[str, tuple[int, list[str]]]]:
-    """By the number of clients, the texts of so many turns behind one that is not counted.
+    """The turns for each number of clients, the first of which warms up; in the form of `race`'s prompts.
 
-    A turn takes the next prompts and the next system prompt, which all its prompts begin with.
+    All prompts of a turn begin with the same system prompt; each turn takes the next prompts and system prompt.
     """
     source = cycle(prompts)
     begins = cycle(systems)
@@ -179,13 +183,13 @@ def make_turns(
 
 
 def system_prompts(texts: Sequence[str], tokenizer: Any, tokens: int, turns: int) -> list[str]:
-    """A beginning of about so many tokens for each turn, out of some texts.
+    """A system prompt for each turn, cut out of some texts.
 
     Args:
-        texts: what it is made of, again and again where they are short.
-        tokenizer: of the served model.
-        tokens: its length.
-        turns: how many are wanted.
+        texts: the texts; they are repeated if they are too short.
+        tokenizer: tokenizer of the served model.
+        tokens: approximate length of a system prompt in tokens.
+        turns: number of turns.
     """
     ids: list[int] = tokenizer("\n".join(texts), add_special_tokens=False)["input_ids"]
     starts = [turn * TURN_STEP for turn in range(turns)]
@@ -200,11 +204,7 @@ def _load(address: str, options: Mapping[str, Any], turn: tuple[int, Sequence[st
 
 @dataclass
 class ServerRuns:
-    """The turns of a server with so many clients.
-
-    Attributes:
-        runs: the turns.
-    """
+    """The runs of a server at one number of clients, one per turn."""
 
     runs: "list[LoadRun]" = field(default_factory=list)
 
@@ -220,7 +220,7 @@ class ServerRuns:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The speed, how long clients waited, and the share of prompts that was not read anew."""
+        """The speed, percentiles of waiting times, and the share of prompt tokens that came from the prefix cache."""
         texts = self.texts
         prompt_tokens = sum(map(attrgetter("prompt_tokens"), texts))
         return {
@@ -232,7 +232,7 @@ class ServerRuns:
 
 
 def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, Any]]:
-    """The two servers by the number of clients: speeds, how long clients waited, and how many texts are the same."""
+    """A row per number of clients: speeds and waiting times of both servers, and the number of equal texts."""
     rows: list[dict[str, Any]] = []
     for size, size_cells in group_by(cells, attrgetter("group")).items():
         servers = {way: ServerRuns() for way in ways}
@@ -252,17 +252,17 @@ def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, An
 
 
 def _percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Seconds by percent; those of one value are that value."""
+    """The values at the percentiles of `SHARES`; a single value is every percentile."""
     cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [*values] * 99
     return {share: cuts[share - 1] for share in SHARES if cuts}
 
 
 @contextmanager
 def _served(arguments: Sequence[str]) -> Iterator[str]:
-    """A server as a process of its own; its address.
+    """Run a server as a process of its own, and give its address.
 
     Raises:
-        ConfigError: it does not start, and says why.
+        ConfigError: the server does not start; the message says why.
     """
     command = [sys.executable, "-m", "drafttree", "serve", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -304,7 +304,7 @@ def _speed_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wait_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each server: how long clients waited for the first token, and from token to token."""
+    """A row for each server: how long clients waited for the first token, and between tokens."""
     for way, figures in row["ways"].items():
         yield {
             "clients": row["clients"],

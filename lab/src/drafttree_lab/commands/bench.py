@@ -6,6 +6,7 @@ from importlib import import_module
 import typer
 
 from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.command_help import HelpCommand
 from drafttree_lab import bench
 
 GONE = {"verifiers": "micro", "expansion": "micro"}
@@ -13,7 +14,7 @@ GONE |= dict.fromkeys(("auto", "drafters", "exact-text", "law", "overhead", "pee
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None, add_completion=False)
 for found in pkgutil.iter_modules(bench.__path__):
-    app.command(found.name)(import_module(f"{bench.__name__}.{found.name}").bench)
+    app.command(found.name, cls=HelpCommand)(import_module(f"{bench.__name__}.{found.name}").bench)
 
 
 def _gone(context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""`drafttree replay`: the tables and figures of the papers, published values beside measured ones."""
+"""`drafttree replay`: replays tables and figures of the papers, and compares published and measured numbers."""
 
 import shlex
 import sys
@@ -16,6 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from drafttree.core.errors import ConfigError, InputError
+from drafttree.interfaces.cli.command_help import HelpCommand
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import ResultOptions
@@ -35,13 +36,13 @@ FOLDER = Path("build/replay")
 RUN = "run"
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "left open": "yellow"}
 PACE = 100.0
-"""Tokens per second by which minutes are guessed before anything has run."""
+"""Assumed tokens per second, to guess minutes before anything has run."""
 RESULTS = ResultOptions(out=FOLDER)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is run of the papers, and who drafts."""
+    """What is run of the papers, and with which drafters."""
 
     paper: Annotated[
         list[Path] | None, typer.Option("--paper", help="A paper's TOML file of your own. May be repeated.")
@@ -60,16 +61,20 @@ class PlanOptions:
     ] = None
     data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None
 
-    def sizes(self, **others: Any) -> "Sizes":
-        """How much is run; `prompt_tokens`, `chat` and `contexts` are as given."""
+    def sizes(self, **prompt_options: Any) -> "Sizes":
+        """How much is run.
+
+        Args:
+            **prompt_options: `prompt_tokens`, `chat` and `contexts`, as in `Sizes`.
+        """
         from drafttree_lab.replay.plan import Sizes
 
-        return Sizes(self.limit, self.max_new_tokens, points=self.points, model=self.model, **others)
+        return Sizes(self.limit, self.max_new_tokens, points=self.points, model=self.model, **prompt_options)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How it is run, and how claims are judged."""
+    """How experiments are run, and how claims are judged."""
 
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
@@ -116,8 +121,8 @@ class Plan:
     Attributes:
         experiments: the experiments.
         texts: the prompts.
-        drafters: the drafters, by role.
-        given: those of them that the user names.
+        drafters: the drafters by role.
+        given: the drafters that the user names, by role.
         sizes: how much is run.
     """
 
@@ -129,12 +134,12 @@ class Plan:
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """The drafters that stand for the papers' own, by role."""
+        """By role, the drafters that stand for the papers' own."""
         return {role: drafter for role, drafter in self.drafters.items() if role not in self.given}
 
     @property
     def unproven_drafters(self) -> list[str | None]:
-        """The drafters that the user names, or the user's own papers."""
+        """The drafters that the user or a paper of the user names."""
         from drafttree_lab.replay.paper_files import outside_file
 
         drafters: list[str | None] = [*self.given.values()]
@@ -151,7 +156,7 @@ class Plan:
 
 
 class Replays(TyperGroup):
-    """The commands; what names none of them is what to run, or an option of running it."""
+    """The commands; without the name of one, the arguments are those of `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or [RUN])
@@ -170,7 +175,7 @@ replay = typer.Typer(
 )
 
 
-@replay.command(name=RUN)
+@replay.command(name=RUN, cls=HelpCommand)
 @grouped
 def run(
     options: PlanOptions,
@@ -208,9 +213,9 @@ def run(
     runner, fits = _prepare(plan, target, running, out, results.minutes)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
-    def keep(found: list[ResultSummary]) -> None:
-        with suppress(InputError):  # told at the end, where the results are shown
-            write_results(out, found, command)
+    def keep(summaries: list[ResultSummary]) -> None:
+        with suppress(InputError):  # reported at the end, when results are shown
+            write_results(out, summaries, command)
 
     with progress(plan.turns * options.repeats) as advance:
         summaries = run_replay(
@@ -226,7 +231,7 @@ def run(
     corrected = correct_claims(summaries)
     try:
         write_results(out, summaries, command)
-    finally:  # a full disk keeps nobody from seeing them
+    finally:  # results are shown even if the disk is full
         results.finish(runner.store, {"results": list(map(asdict, corrected))}, lambda: show_replay(corrected))
     if runner.ended and not any(summary.done for summary in summaries):
         raise typer.Exit(1)
@@ -235,10 +240,10 @@ def run(
 def _prepare(
     plan: Plan, target: "ReplayTarget", running: RunOptions, out: Path, minutes: float | None
 ) -> tuple["Runner", "DrafterFits | None"]:
-    """What runs a plan and keeps its cells in a folder, and what fits drafters, if any are to be fitted.
+    """The runner of a plan, which stores its cells in a folder, and the fits of drafters; None without fitting.
 
     Raises:
-        ModelError: a drafter cannot be used; nothing has been run, or written.
+        ModelError: a drafter cannot be used; nothing has been run or written.
     """
     from drafttree_lab.replay.paper_files import keep_papers
     from drafttree_lab.replay.plan import NO_PROMPTS
@@ -251,7 +256,7 @@ def _prepare(
         ids[experiment.paper, NO_PROMPTS] = [[turn] for turn in range(sizes.limit)]
     for drafter in plan.unproven_drafters:
         target.load_drafter(drafter)
-    # contexts are in the keys of cells; the usual number stands here since folders of before have it
+    # keys of cells have the number of contexts; the default stands here because older folders have it
     store = target.open_store(out, minutes, seed=running.seed, chat=running.chat, contexts=CONTEXTS)
     keep_papers(out)
     measure = partial(target.measure, running.seed)
@@ -262,7 +267,7 @@ def _prepare(
     return runner, DrafterFits(target, make_runner(other_ids, timed=False), plan.stand_ins, sizes)
 
 
-@replay.command(name="list")
+@replay.command(name="list", cls=HelpCommand)
 @grouped
 def list_(
     options: PlanOptions,
@@ -291,7 +296,7 @@ def list_(
         print(f"{caveat}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
 
 
-@replay.command()
+@replay.command(cls=HelpCommand)
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a replay, its --out.")] = FOLDER,
     output: Annotated[
@@ -313,29 +318,31 @@ def report(
     print(f"written: {output}", file=sys.stderr)
 
 
-replay.command(name="map")(map_)
+replay.command(name="map", cls=HelpCommand)(map_)
 
 
-def _plan(what: Sequence[str], options: PlanOptions, given: Mapping[str, str], sizes: "Sizes") -> Plan:
+def _plan(
+    result_names: Sequence[str], options: PlanOptions, drafters_by_role: Mapping[str, str], sizes: "Sizes"
+) -> Plan:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
     from drafttree_lab.replay.paper_files import outside_file
     from drafttree_lab.replay.plan import check_paper, plan_all
 
-    results = find_results(what)
+    results = find_results(result_names)
     papers = list(dict.fromkeys(paper for paper, _ in results))
     check_model(papers, sizes.model)
-    drafters, missing_roles = find_roles(papers, options.target, given)
+    drafters, missing_roles = find_roles(papers, options.target, drafters_by_role)
     for paper in papers:
         if file := outside_file(paper):
-            sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
+            sys.path.append(str(file.parent))  # modules with its methods may lie beside it
             check_paper(paper, drafters)
     texts = read_prompt_texts(papers, options.data, options.limit)
     experiments = plan_all(results, drafters, missing_roles, texts, sizes)
-    return Plan(experiments, texts, drafters, given, sizes)
+    return Plan(experiments, texts, drafters, drafters_by_role, sizes)
 
 
 def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for every result: runs, guessed minutes, and what of it cannot be replayed."""
+    """A row for every result: its runs, the guessed minutes, and what cannot be replayed."""
     from drafttree_lab.replay.plan import clauses
 
     rows = []
@@ -358,7 +365,7 @@ def show_list(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def show_replay(results: Sequence["ResultSummary"]) -> None:
-    """Every result with its verdicts and values, and how many claims have each outcome."""
+    """Print every result with its verdicts and values, and the number of claims with each outcome."""
     from drafttree_lab.replay.costs import LAW
     from drafttree_lab.replay.judge import KINDS, count_outcomes
 
@@ -375,34 +382,34 @@ def show_replay(results: Sequence["ResultSummary"]) -> None:
         console.print(Text(f"  {name}: {outcomes or 'none'}"), soft_wrap=True)
 
 
-def _show_result(each: "ResultSummary") -> None:
+def _show_result(summary: "ResultSummary") -> None:
     console = make_console()
-    console.print(Text(f"{each.id}  {each.title}", style="bold"), soft_wrap=True)
-    for verdict in each.verdicts:
+    console.print(Text(f"{summary.id}  {summary.title}", style="bold"), soft_wrap=True)
+    for verdict in summary.verdicts:
         _show_verdict(verdict)
-    if each.not_looping:
-        console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
-    for verdict in each.not_looping:
+    if summary.not_looping:
+        console.print(Text(f"  without the {summary.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
+    for verdict in summary.not_looping:
         _show_verdict(verdict)
     entries_by_metric: dict[str, list[Entry]] = {}
-    for entry in each.entries:
+    for entry in summary.entries:
         if entry.is_ours:
             entries_by_metric.setdefault(entry.metric, []).append(entry)
     for metric, entries in entries_by_metric.items():
         console.print(_value_table(metric, entries))
-    notes = [f"fitted drafter: {each.fit}"] if each.fit else []
-    notes += [each.costs] if each.costs else []
+    notes = [f"fitted drafter: {summary.fit}"] if summary.fit else []
+    notes += [summary.costs] if summary.costs else []
     notes += [
-        f"{name}: no tree has more than {nodes} of {budget} nodes" for name, (nodes, budget) in each.reach.items()
+        f"{name}: no tree has more than {nodes} of {budget} nodes" for name, (nodes, budget) in summary.reach.items()
     ]
-    notes += [*each.notes, *(f"{name}: {reason}" for name, reason in each.missing.items())]
+    notes += [*summary.notes, *(f"{name}: {reason}" for name, reason in summary.missing.items())]
     for note in notes:
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
-    console.print(Text(f"  {each.done} of {each.tasks} turns done", style="dim"), "")
+    console.print(Text(f"  {summary.done} of {summary.tasks} turns done", style="dim"), "")
 
 
 def _value_table(metric: str, entries: Sequence["Entry"]) -> Table:
-    """The values of a metric by method and column."""
+    """A table of a metric by method and column."""
     columns = dict.fromkeys(entry.column for entry in entries)
     rows: dict[str, dict[str, str]] = {}
     for entry in entries:
@@ -415,7 +422,7 @@ def _value_table(metric: str, entries: Sequence["Entry"]) -> Table:
 
 
 def _show_verdict(verdict: "Verdict") -> None:
-    """A claim, and below it what counts and times say of it."""
+    """Print a claim, and below it the judgements by counts and by time."""
     from drafttree_lab.replay.judge import KINDS
     from drafttree_lab.report.notation import told
 
@@ -431,7 +438,7 @@ def _show_verdict(verdict: "Verdict") -> None:
 
 
 def cell(entry: "Entry") -> str:
-    """The number of an entry, the paper's in brackets."""
+    """The measured number of an entry, followed by the published one in brackets."""
     measurement = [f"{entry.measured.mean:.2f}"] if entry.measured else []
     law = [f"R {entry.by_law.mean:.2f}"] if entry.by_law else []
     return ", ".join([*measurement, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")

@@ -1,4 +1,4 @@
-"""`drafttree replay map`: who wins where, by agreement and confidence, cost of a draft pass and cost of a tree."""
+"""`drafttree replay map`: the fastest policy by the drafter's agreement and confidence, and the costs of passes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FOLDER = Path("build/replay-map")
 RESULTS = ResultOptions(out=FOLDER)
 ROLE = "Draft model"
-"""Who is graded, by the papers' name."""
+"""The role of the graded drafter in the papers."""
 Roles = Annotated[
     list[str] | None,
     typer.Option("--as", help="ROLE=DRAFTER: the drafter for a role in the papers. May be repeated."),
@@ -89,29 +89,29 @@ def map_(
     results.finish(store, asdict(winner_map), lambda: show_map(winner_map))
 
 
-def show_map(found: "WinnerMap") -> None:
-    """The drafters, a table of winners for every curve, the papers' pairs, and what the papers leave open."""
+def show_map(winner_map: "WinnerMap") -> None:
+    """Print the drafters, a table of winners for every curve, the papers' pairs, and the open questions."""
     from drafttree_lab.graded import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import SLOPES
 
     console = make_console()
     table = make_table("agreement", "reached", *CONFIDENCES, "weight of the target", "noise", "temperature", right=7)
     table.title = "drafters; by confidence: the mean probability of the best token (temperature x 0.4, 1 and 2)"
-    for graded_agreement in found.grades:
+    for graded_agreement in winner_map.grades:
         grade = graded_agreement.grade
-        confidences = found.confidences.get(graded_agreement.wanted, [])
+        confidences = winner_map.confidences.get(graded_agreement.wanted, [])
         numbers = (graded_agreement.reached, *confidences, grade.weight, grade.noise, grade.temperature)
         table.add_row(f"{graded_agreement.wanted:g}", *(f"{number:.3f}" for number in numbers))
     console.print(table, "")
     for slope, description in SLOPES.items():
-        if points := found.of_slope(slope):
+        if points := winner_map.of_slope(slope):
             _show_curve(f"v(n) = 1 + {slope:g} (n - 1), {description}", points)
-    if not found.points:
+    if not winner_map.points:
         console.print("no drafter is counted with every policy yet", "")
-    _show_pairs(found)
-    _show_questions(found)
-    loop_note = f"{found.looping} of {found.prompts} texts of {found.length} tokens end in a loop"
-    console.print(Text(f"{loop_note}; {found.differing} drafted texts differ from the target's own", style="dim"))
+    _show_pairs(winner_map)
+    _show_questions(winner_map)
+    loop_note = f"{winner_map.looping} of {winner_map.prompts} texts of {winner_map.length} tokens end in a loop"
+    console.print(Text(f"{loop_note}; {winner_map.differing} drafted texts differ from the target's own", style="dim"))
 
 
 def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
@@ -131,12 +131,12 @@ def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
     make_console().print(table, "")
 
 
-def _show_pairs(found: "WinnerMap") -> None:
-    if not found.pairs:
+def _show_pairs(winner_map: "WinnerMap") -> None:
+    if not winner_map.pairs:
         return
     table = make_table("pair", "c", "tau", "agreement", "paper", "by", right=3)
     table.title = "the papers' pairs: c from their numbers, agreement where a graded drafter has their tokens per round"
-    for model_pair in found.pairs:
+    for model_pair in winner_map.pairs:
         agreement = f"{model_pair.agreement:.2f}{f', or {model_pair.beyond}' if model_pair.beyond else ''}"
         policy_text = f"{model_pair.policy}{', sampled' if model_pair.sampled else ''}"
         table.add_row(
@@ -150,15 +150,15 @@ def _show_pairs(found: "WinnerMap") -> None:
     make_console().print(table, "")
 
 
-def _show_questions(found: "WinnerMap") -> None:
+def _show_questions(winner_map: "WinnerMap") -> None:
     from drafttree_lab.winner_map.published import side
 
-    agreements = sorted({point.agreement for point in found.points})
+    agreements = sorted({point.agreement for point in winner_map.points})
     table = make_table("R over R", "c", "confidence", *(f"{agreement:g}" for agreement in agreements))
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
     verdicts = make_table("question", "verdict")
     verdicts.title = "verdicts: decided where every confidence decides alike"
-    for question in found.questions:
+    for question in winner_map.questions:
         verdicts.add_row(question.text, question.verdict)
         for confidence, ratios in question.ratios.items():
             best_settings = question.best.get(confidence, {})

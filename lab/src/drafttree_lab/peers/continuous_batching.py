@@ -1,4 +1,4 @@
-"""transformers' own batching, `generate_batch`, on the same module: one packed pass per token, no speculation."""
+"""transformers' continuous batching, `generate_batch`, on the same module: one packed pass per token, no drafts."""
 
 import contextlib
 import copy
@@ -17,23 +17,23 @@ from drafttree.measure.reference import released, transformers_model
 from drafttree.models import TargetModel
 
 PAGE = 256
-"""Tokens of a page of its KV cache, its default."""
+"""Tokens per page of its KV cache, its default."""
 CHUNK = 512
-"""Rows of a pass at most, unless the batch is larger."""
+"""Maximum rows of a pass, unless the batch is larger."""
 TRIAL_TOKENS = 4
 
 
 def generate_batch(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Decode prompts greedily by transformers' continuous batching, past the end of texts; and when tokens came.
+    """Decode prompts greedily with transformers' continuous batching, past EOS tokens; also return when tokens came.
 
-    Its memory is told to it, since it would take 60 % of a CPU's otherwise. What it does before it has the prompts is
-    left out of the seconds.
+    The cache size is set explicitly, since its default on a CPU is 60 % of the memory. The time before the prompts are
+    submitted does not count.
 
     Raises:
-        ConfigError: the target is none of transformers' models.
-        ModelError: it has not written all texts.
+        ConfigError: the target is not a transformers model.
+        ModelError: not all texts were written.
     """
     with released(transformers_model(decoder)) as module, contextlib.redirect_stdout(sys.stderr):
         settings = copy.deepcopy(module.generation_config)
@@ -55,12 +55,12 @@ def generate_batch(
 
 
 def _seconds_since(start: float, output: Any) -> list[float]:
-    """When the tokens of a text came, after its beginning."""
+    """Seconds from the start to each token of a text."""
     return [time - start for time in output.timestamps or []]
 
 
 def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: bool) -> ContinuousBatchingConfig:
-    """Pages for all texts, and rows of a pass."""
+    """A configuration with enough pages for all texts."""
     return ContinuousBatchingConfig(
         page_size=PAGE,
         num_blocks=sum((len(prompt) + max_new_tokens) // PAGE + 2 for prompt in prompts),
@@ -70,20 +70,20 @@ def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: boo
 
 
 def why_not(decoder: Decoder, prompt: Sequence[int]) -> str | None:
-    """Why there is nothing to compare with, None if `generate_batch` works; this warms it up."""
+    """Try `generate_batch`, which also warms it up: None if it works, or else why not."""
     if not isinstance(decoder.target, TargetModel):
         return "the target is no transformers model"
     if decoder.target.lossy_window:
         return "it has no lossy_window"
     try:
         generate_batch(decoder, [prompt], TRIAL_TOKENS)
-    except Exception as error:  # whatever keeps another program from running is no reason to measure nothing
+    except Exception as error:  # a failure of another program must not stop the measurement
         return " ".join(str(error).split()) or type(error).__name__
     return None
 
 
 def describe(decoder: Decoder) -> str:
-    """What is compared with, in words."""
+    """A description of the program, with its version."""
     with released(transformers_model(decoder)) as module:
         attention = module.config._attn_implementation
     return f"generate_batch of transformers {transformers.__version__}, {attention} attention"

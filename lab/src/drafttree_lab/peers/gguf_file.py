@@ -12,21 +12,21 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ConfigError
 
 KINDS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-"""Kinds of weights, and what GGUF calls a file of them; norms are float32 in each."""
+"""Types of weights, with GGUF's names of the file types; norms are float32 in all."""
 
 
 @torch.no_grad()
-def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) -> None:
+def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, file_type: str) -> None:
     """Write a model with its tokenizer.
 
     Args:
         model: a Llama model without biases, whose rotary embedding is unscaled.
-        tokenizer: one whose tokens are merged from bytes, as GPT-2's.
-        path: where to write.
-        kind: one of `KINDS`.
+        tokenizer: a byte-level BPE tokenizer, like GPT-2's.
+        path: path of the file.
+        file_type: one of `KINDS`.
 
     Raises:
-        ConfigError: the model or tokenizer is of another kind.
+        ConfigError: the model or the tokenizer is of another type.
     """
     gguf = import_module("gguf")
     config = model.config
@@ -44,7 +44,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) ->
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType[KINDS[kind]])
+    writer.add_file_type(gguf.LlamaFileType[KINDS[file_type]])
     _add_tokenizer(gguf, writer, tokenizer, config.vocab_size)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
@@ -52,7 +52,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) ->
             continue
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight = interleaved(weight, config.head_dim)
-        tensor_type = gguf.GGMLQuantizationType[kind.upper() if weight.ndim == 2 else "F32"]
+        tensor_type = gguf.GGMLQuantizationType[file_type.upper() if weight.ndim == 2 else "F32"]
         data = gguf.quants.quantize(weight.float().numpy(), tensor_type)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=tensor_type)
     writer.write_header_to_file()
@@ -62,7 +62,7 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) ->
 
 
 def interleaved(weight: Tensor, head_dim: int) -> Tensor:
-    """A query or key projection whose rotary pairs lie beside each other, as llama.cpp turns them.
+    """A query or key projection with rotary pairs in adjacent rows, as llama.cpp expects them.
 
     transformers pairs the dimensions i and i + head_dim / 2 of a head; llama.cpp pairs 2 i and 2 i + 1.
     """
@@ -70,7 +70,7 @@ def interleaved(weight: Tensor, head_dim: int) -> Tensor:
 
 
 def _add_tokenizer(gguf: Any, writer: Any, tokenizer: Any, vocab_size: int) -> None:
-    """Tokens in the order of their ids, merges, and which tokens are special; unused ids get a name of their own."""
+    """Add the tokens in the order of their ids, the merges, and the types of tokens; unused ids get unique names."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     description = json.loads(backend.to_str()) if backend else {"model": {"type": type(tokenizer).__name__}}
     model_type = description["model"]["type"]

@@ -1,4 +1,4 @@
-"""llama.cpp on a GGUF file, by the functions of its library: greedy texts, passes over several rows, many streams."""
+"""llama.cpp on a GGUF file, through its C library: greedy texts, passes over several rows, many texts at once."""
 
 import ctypes
 import time
@@ -13,15 +13,15 @@ from drafttree.core.errors import ModelError
 from drafttree.measure.reference import ReferenceRun
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-"""Kept here, since llama.cpp calls it as long as the process lives."""
+"""Stays referenced here, since llama.cpp calls it until the process ends."""
 BATCH = 2048
-"""Rows of a pass at most, as in llama.cpp's server."""
+"""Maximum rows of a pass, as in llama.cpp's server."""
 READ, COPIED = 512, 1
-"""Tokens that are read before passes behind a long context are timed, and the sequence that copies of them are of."""
+"""Number of tokens that are really read for a long context; the sequence that holds copies of their cache rows."""
 
 
 class Row(NamedTuple):
-    """A token of a pass: where it stands in which text, and whether its logits are wanted."""
+    """A token of a pass: its position, its text, and whether the pass returns its logits."""
 
     token: int
     position: int
@@ -34,14 +34,14 @@ class LlamaCpp:
 
     Args:
         path: the GGUF file.
-        exact_cache: keep keys and values in float32, not in float16 as llama.cpp does by default.
-        threads: of the CPU.
+        exact_cache: whether to hold keys and values in float32, not in float16 as by default.
+        threads: number of CPU threads.
         eos: tokens that end a text.
-        context: tokens of a text at most.
-        streams: texts at once at most.
+        context: maximum length of a text in tokens.
+        streams: maximum number of texts at once.
 
     Raises:
-        ModelError: llama.cpp does not read the file.
+        ModelError: llama.cpp cannot read the file.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LlamaCpp:
         weakref.finalize(self, _free, library, self._sampler, self._context, self._model)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with what the model's tokenizer puts before one."""
+        """The token ids of a text, with the tokenizer's prefix, such as BOS."""
         raw = text.encode()
         token_buffer = (self._library.llama_token * (len(raw) + 8))()
         vocabulary = self._library.llama_model_get_vocab(self._model)
@@ -87,9 +87,9 @@ class LlamaCpp:
         return ReferenceRun(tokens, time.perf_counter() - started)
 
     def time_passes(self, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
-        """The least seconds of passes over so many rows behind a context, with the logits of every row.
+        """The shortest time of passes over each number of rows after a context, with logits for every row.
 
-        At most `READ` tokens of the context are read, and the rows of the others are copies of theirs.
+        Only `READ` tokens of the context are read; the other cache rows are copies of theirs.
         """
         self._fill(context)
         times: dict[int, list[float]] = {size: [] for size in sizes}
@@ -105,9 +105,9 @@ class LlamaCpp:
     def generate_together(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Greedy texts of so many tokens, all at once, as llama.cpp's server schedules them; and when tokens came.
+        """Write greedy texts at once, scheduled as by llama.cpp's server; also return when tokens came.
 
-        A pass has a row for every text that is being written, and as much of the waiting prompts as fits.
+        A pass has a row for every text that is being written, and as many tokens of waiting prompts as fit.
         """
         start = time.perf_counter()
         self._library.llama_memory_clear(self._memory, False)
@@ -134,7 +134,7 @@ class LlamaCpp:
         return texts, times
 
     def _fill(self, context: int) -> None:
-        """Give the text so many rows, by a second sequence that holds the first rows at later positions."""
+        """Extend the cached text to a length, by copies of its first rows at later positions."""
         library = self._library
         memory = self._memory
         library.llama_memory_clear(memory, False)

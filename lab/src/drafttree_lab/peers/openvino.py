@@ -10,16 +10,16 @@ import numpy as np
 from drafttree.measure.reference import ReferenceRun
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
-"""What passes and the KV cache are computed and held in; for other weights the program chooses."""
+"""Type of computation and KV cache by dtype; for other dtypes OpenVINO chooses."""
 
 
 class OpenVino:
     """A model in OpenVINO GenAI, one text at a time.
 
     Args:
-        path: the GGUF file, whose weights are f16 or q8_0: others are not read.
+        path: GGUF file with f16 or q8_0 weights; OpenVINO does not read others.
         dtype: "float32", "bfloat16" or "int8".
-        threads: of the CPU.
+        threads: number of CPU threads.
         eos: tokens that end a text.
     """
 

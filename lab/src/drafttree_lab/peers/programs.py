@@ -1,4 +1,4 @@
-"""The programs that drafttree is measured beside, on the same weights."""
+"""Other programs that drafttree is compared with, on the same weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,19 +19,19 @@ PACKAGES = {
     LLAMA_CPP: {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
     OPENVINO: {"openvino_genai": "openvino-genai", "gguf": "gguf"},
 }
-"""What each needs: packages by the names of their modules."""
+"""The packages that each program needs, by module name."""
 FILES = {
     LLAMA_CPP: {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"},
     OPENVINO: {"float32": "f16", "bfloat16": "f16", "int8": "q8_0"},
 }
-"""The kind of GGUF file by dtype; OpenVINO GenAI reads neither f32 nor bf16, but computes in either."""
+"""The type of GGUF file by dtype; OpenVINO GenAI computes in f32 and bf16, but does not read such files."""
 
 
 def check_installed(peers: Sequence[str]) -> None:
     """Refuse peers that cannot be run here.
 
     Raises:
-        ConfigError: one is unknown, or a package of it is not installed.
+        ConfigError: a peer is unknown, or a package that it needs is not installed.
     """
     for peer in peers:
         if peer not in PACKAGES:
@@ -52,15 +52,17 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 def open_program(
     peer: str, decoder: "Decoder", models: "TargetOptions", folder: Path, context: int, streams: int = 1
 ) -> Any:
-    """A peer, `LlamaCpp` or `OpenVino`, with the weights of a decoder; llama.cpp reads a target's GGUF file as it is.
+    """A peer, `LlamaCpp` or `OpenVino`, with the weights of a decoder.
+
+    Weights are written to a GGUF file, unless llama.cpp can read the target's own.
 
     Args:
         peer: "llama.cpp" or "openvino".
-        decoder: the decoder it is measured beside, on the CPU.
-        models: how its target was loaded; that of a quantised one is loaded again, to be quantised by the peer.
-        folder: where its GGUF file is written.
-        context: tokens of a text at most.
-        streams: texts at once at most.
+        decoder: the decoder, on the CPU.
+        models: options that its target was loaded with. A quantised target is loaded again, and the peer quantises it.
+        folder: folder for the GGUF file.
+        context: maximum length of a text in tokens.
+        streams: maximum number of texts at once.
 
     Raises:
         ConfigError: the target cannot be written, is not on the CPU, or is of another dtype.

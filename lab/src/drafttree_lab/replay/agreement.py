@@ -1,8 +1,8 @@
-"""Drafters as near to the embedded target as a paper's drafter is to its own.
+"""Finds drafters that agree with the embedded target as often as a paper's drafter with its own target.
 
-A paper says of one row, its reference, how many tokens it commits a round. The draft model's logits are mixed with the
-target's until that row commits as many here, on prompts that no claim is judged on. What the other rows do is then a
-prediction.
+A reference is a row of a paper whose tokens per round are published. The draft model's logits are mixed with the
+target's until the reference has the same tokens per round here. Its prompts are others than those of the claims, so the
+other rows are predictions.
 """
 
 import math
@@ -21,13 +21,13 @@ from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.plan import Block, Experiment, Sizes, plan
 
 GRADED = "graded:"
-"""What the names of graded drafters begin with; their `Grade` follows."""
+"""Prefix of the names of graded drafters, before their `Grade`."""
 FARTHEST, START, NEAREST = 0.1, 0.85, 0.995
-"""Agreements between which a drafter is looked for, and where to begin."""
+"""The lowest agreement of the search, its start, and the highest."""
 TOLERANCE = 0.01
-"""Of the logarithm of tokens per round: less than prompts differ by."""
+"""Tolerance of the logarithm of tokens per round, smaller than its spread over prompts."""
 STEEP = 5.0
-"""How fast that logarithm rises with the agreement, about, where it rises fast."""
+"""Approximate largest slope of that logarithm over the agreement."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Fit:
     Attributes:
         method: the reference.
         wanted: its published tokens per round.
-        prompts: prompts that it was run on.
-        agreement: share of positions at which the drafter's best token is the target's; None where no drafter does.
-        error: how much the agreement of `moved` differs from it.
-        freedom: degrees of freedom of the standard error that `moved` is off by.
-        drafters: their names by confidence; confidences at which no drafter does are left out.
-        moved: the name of a drafter with which the reference commits one standard error more, or less where none
-            commits more.
-        without: sets of the reference that have no prompts on which no claim is judged.
+        prompts: number of prompts that it was run on.
+        agreement: share of positions at which the drafter's best token is the target's; None if no drafter was found.
+        error: the difference between this agreement and that of `moved`.
+        freedom: degrees of freedom of the standard error behind `moved`.
+        drafters: names of the drafters by confidence, without confidences at which none was found.
+        moved: name of a drafter with which the reference commits one standard error more tokens per round; fewer if no
+            drafter commits more.
+        without: sets of the reference without prompts to fit on.
     """
 
     method: str
@@ -68,7 +68,7 @@ class Fit:
 
 
 def find_reference(paper: Paper, model: Model, *, sampled: bool) -> Reference | None:
-    """The reference of greedy or of sampled texts."""
+    """The reference of a model for greedy or for sampled texts; None without one."""
     for reference in model.references:
         if (max(paper.results[reference.result].temperatures) > 0) == sampled:
             return reference
@@ -76,7 +76,7 @@ def find_reference(paper: Paper, model: Model, *, sampled: bool) -> Reference | 
 
 
 def plan_reference(name: str, reference: Reference, drafters: Mapping[str, str], sizes: Sizes) -> Experiment:
-    """The runs of a reference alone; arguments as for `plan`."""
+    """An experiment with the reference alone; arguments as for `plan`."""
     experiment = plan(name, reference.result, drafters, {}, sizes)
     names = (AUTOREGRESSIVE, reference.method)
     blocks = [replace(block, ways={way: block.ways[way] for way in names}) for block in experiment.blocks]
@@ -84,13 +84,13 @@ def plan_reference(name: str, reference: Reference, drafters: Mapping[str, str],
 
 
 def replace_drafter(block: Block, drafter: str) -> Block:
-    """The same ways with another drafter."""
+    """The same block with another drafter."""
     ways = {name: replace(way, drafter=drafter) if way.drafter else way for name, way in block.ways.items()}
     return replace(block, ways=ways)
 
 
 def published_tau(experiment: Experiment, reference: Reference, sets: Sequence[str]) -> float:
-    """The tokens per round that a paper prints of a reference, in the mean over some sets."""
+    """The published tokens per round of a reference, as the mean over some sets."""
     if reference.tau is not None:
         return reference.tau
     printed_taus = experiment.result.printed_taus(experiment.model, reference.method)
@@ -98,7 +98,10 @@ def published_tau(experiment: Experiment, reference: Reference, sets: Sequence[s
 
 
 def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:
-    """What counts judge of an experiment, with another drafter for a role; methods of other roles are missing."""
+    """The part of an experiment that counts can judge, with another drafter for a role.
+
+    Methods with other roles are listed as missing.
+    """
     paper = read_paper(experiment.paper)
     result = experiment.result
     missing_methods = dict(experiment.missing)
@@ -124,7 +127,7 @@ def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:
 
 def fit(
     method: str,
-    wanted: float,
+    published_tau: float,
     tau: Callable[[str], tuple[Jackknife, Tensor]],
     texts: Sequence[KnownText],
     seed: int,
@@ -132,14 +135,17 @@ def fit(
     """Find the drafters with which a reference commits its published tokens per round.
 
     Args:
-        method: the reference, whose published tokens per round are `wanted`.
-        tau: the jackknife over its prompts, and its tokens per round as `Jackknife.mean` gives them, by drafter.
+        method: the reference.
+        published_tau: its published tokens per round.
+        tau: maps a drafter's name to the jackknife over the prompts, and the tokens per round as from
+            `Jackknife.mean`.
         texts: the target's own texts after these prompts.
+        seed: seed of the drafters' noise.
     """
-    search = DrafterSearch(wanted, tau, texts, seed)
+    search = DrafterSearch(published_tau, tau, texts, seed)
     agreement = search.find(1.0, START)
     if agreement is None:
-        return Fit(method, wanted, len(texts))
+        return Fit(method, published_tau, len(texts))
     agreements = {1.0: agreement}
     for confidence in CONFIDENCES.values():
         root = search.find(confidence, agreement) if confidence != 1 else None
@@ -150,7 +156,7 @@ def fit(
     moved_agreement = search.move(agreement, math.sqrt(spread.variance))
     return Fit(
         method,
-        wanted,
+        published_tau,
         len(texts),
         agreement,
         error=abs(moved_agreement - agreement),
@@ -161,12 +167,16 @@ def fit(
 
 
 class DrafterSearch:
-    """Tries graded drafters, each once; arguments as for `fit`."""
+    """Searches graded drafters by agreement, and tries each only once; arguments as for `fit`."""
 
     def __init__(
-        self, wanted: float, tau: Callable[[str], tuple[Jackknife, Tensor]], texts: Sequence[KnownText], seed: int
+        self,
+        published_tau: float,
+        tau: Callable[[str], tuple[Jackknife, Tensor]],
+        texts: Sequence[KnownText],
+        seed: int,
     ) -> None:
-        self._wanted = wanted
+        self._wanted = published_tau
         self._tau = tau
         self._texts = texts
         self._seed = seed
@@ -182,28 +192,30 @@ class DrafterSearch:
         return self._names[agreement, confidence]
 
     def distance(self, agreement: float, confidence: float) -> float:
-        """How far a drafter's tokens per round are above the published ones, by their logarithms."""
+        """The logarithm of a drafter's tokens per round over the published ones."""
         if (agreement, confidence) not in self._distances:
             _, values = self._tau(self.name(agreement, confidence))
             self._distances[agreement, confidence] = math.log(values[0].item() / self._wanted)
         return self._distances[agreement, confidence]
 
     def find(self, confidence: float, start: float) -> float | None:
-        """The agreement with which the published tokens are committed at a confidence; None if there is none."""
+        """The agreement at which a drafter of this confidence has the published tokens per round; None without one."""
         return find_root(lambda agreement: self.distance(agreement, confidence), start)
 
     def move(self, agreement: float, error: float) -> float:
-        """The agreement of a calibrated drafter that is one standard error above another, or else below it."""
+        """The agreement at which the tokens per round are one standard error higher, or else lower."""
         residual = self.distance(agreement, 1.0)
         for step in (error, -error):
-            root = find_root(lambda each, step=step: self.distance(each, 1.0) - residual - step, agreement, error / 20)
+            root = find_root(
+                lambda candidate, step=step: self.distance(candidate, 1.0) - residual - step, agreement, error / 20
+            )
             if root is not None:
                 return root
         return FARTHEST
 
 
 def find_root(rising: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float | None:
-    """The agreement at which a rising function is nearly 0, None if there is none; it is asked as seldom as will do."""
+    """The agreement at which a rising function is nearly 0; None without one. The function is called seldom."""
     value = rising(start)
     if abs(value) <= tolerance:
         return start

@@ -1,4 +1,4 @@
-"""Transformers' assisted generation at its defaults, written down round by round as drafttree's own texts are."""
+"""transformers' assisted generation at its defaults, recorded round by round like drafttree's own texts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class AssistedText:
 
     Attributes:
         tokens: the generated token ids.
-        metrics: what it cost; the first round reads the prompt, as transformers does both in one pass.
+        metrics: its metrics; the first round includes the prompt, since transformers reads both in one pass.
     """
 
     tokens: list[int]
@@ -36,11 +36,11 @@ class Pass:
     """A forward pass of the target or the assistant.
 
     Attributes:
-        is_target: whose pass it is.
-        tokens: tokens that it reads.
-        position: position of the first of them.
-        begun: when it began.
-        seconds: how long it took.
+        is_target: whether it is a pass of the target.
+        tokens: number of tokens that it reads.
+        position: position of its first token.
+        begun: time at which it began.
+        seconds: duration.
     """
 
     is_target: bool
@@ -54,10 +54,10 @@ class AssistedGeneration:
     """Writes texts by transformers' own `generate` with the drafter as its assistant model.
 
     Args:
-        decoder: gives the target and the drafter.
+        decoder: decoder with the target and the drafter.
 
     Raises:
-        ConfigError: the drafter is no language model, or the target none of transformers'.
+        ConfigError: the drafter is not a language model, or the target is not a transformers model.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -85,9 +85,9 @@ class AssistedGeneration:
 
 @contextmanager
 def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterator[None]:
-    def before(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        ids = args[0] if args else given["input_ids"]
-        if (positions := given.get("position_ids")) is None:
+    def before(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        ids = args[0] if args else keywords["input_ids"]
+        if (positions := keywords.get("position_ids")) is None:
             raise ConfigError(f"{type(module).__name__} is handed no positions, so rounds cannot be told apart")
         passes.append(Pass(is_target, ids.shape[1], int(positions[0, 0]), time.perf_counter()))
 
@@ -105,15 +105,15 @@ def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterato
             handle.remove()
 
 
-def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, ended: float) -> Iterator[TextRound]:
+def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, end_time: float) -> Iterator[TextRound]:
     """A round for every target pass, with the draft passes before it.
 
-    From the second pass on the target reads the last committed token and the drafts, so the position it begins at
-    tells how long the text was.
+    From its second pass on, the target begins to read at the last committed token. So the position of a pass tells the
+    length of the text.
     """
     groups = list(_groups(passes))
     lengths = [prompt, *(group.target.position + 1 for group in groups[1:]), prompt + tokens]
-    begins = [*(group.begun for group in groups), ended]
+    begins = [*(group.begun for group in groups), end_time]
     read_tokens = prompt
     for group, (length, next_length), (begin, end) in zip(groups, pairwise(lengths), pairwise(begins), strict=True):
         draft_tokens = group.target.tokens - read_tokens
@@ -138,7 +138,7 @@ class PassGroup:
 
     Attributes:
         drafts: the passes of the assistant.
-        target: the pass of the target that follows them.
+        target: the following pass of the target.
     """
 
     drafts: Sequence[Pass]
@@ -146,12 +146,12 @@ class PassGroup:
 
     @property
     def begun(self) -> float:
-        """When the first of them began."""
+        """The time at which the first pass began."""
         return self.drafts[0].begun if self.drafts else self.target.begun
 
 
 def _groups(passes: Sequence[Pass]) -> Iterator[PassGroup]:
-    """The passes of each round; those behind the last target pass are of none."""
+    """The passes of each round; draft passes after the last target pass belong to no round."""
     drafts: list[Pass] = []
     for pass_ in passes:
         if pass_.is_target:

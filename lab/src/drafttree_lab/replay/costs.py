@@ -1,4 +1,4 @@
-"""What passes cost, in passes of the target over one token: by the paper, as timed here, or any other."""
+"""Costs of passes in units of a target pass over one token: published, measured, or given."""
 
 import re
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from drafttree_lab.replay.text_cell import TextCounts
 
 PUBLISHED, MEASURED = "published", "measured"
 LAW = "tau (1 + h0) / (v + c delta + h)"
-"""The speed-up R. A paper's costs are in rounds of plain decoding, so that h0 = 0 and the denominator decides."""
+"""The speed-up R. A paper's costs are in rounds of plain decoding, so h0 is 0."""
 GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
 DRAWS = 500
-"""Costs that are drawn of those which a paper's rows allow."""
+"""Number of costs that are drawn from those that a paper's rows allow."""
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """What the passes of a method cost, in passes of the target over one token; arrays where they are drawn.
+    """The costs of a method's passes, in units of a target pass over one token.
 
     Attributes:
-        draft: c, the cost of a draft pass.
-        target: v(n), the cost of a target pass by its nodes.
-        round: h, the cost of a round beside its passes.
+        draft: c, the cost of a draft pass; an array for drawn costs.
+        target: v(n), the cost of a target pass by its number of nodes.
+        round: h, the cost of a round outside its passes; an array for drawn costs.
     """
 
     draft: float
@@ -47,13 +47,13 @@ class PassCosts:
         return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
 
 
-@lru_cache(1 << 16)  # of every text it is asked for many claims
+@lru_cache(1 << 16)  # called with every text for many claims
 def _target_cost(target: Costs, nodes: tuple[int, ...]) -> float:
     return sum(map(target.at, nodes))
 
 
 def published_costs(model: Model, role: str | None) -> PassCosts | None:
-    """What the passes of a method cost by a paper, None where it does not tell it; without a role nothing drafts."""
+    """A paper's pass costs for the drafter of a role, without drafts for None. None if the paper does not give them."""
     target = Costs.of(model.target_pass)
     if role is None:
         return PassCosts(0.0, target)
@@ -61,13 +61,13 @@ def published_costs(model: Model, role: str | None) -> PassCosts | None:
 
 
 def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
-    """Costs that the paper's rows of chains allow, by the errors that they are printed with; None without errors.
+    """Random costs c and h that agree with a paper's rows of chains and their printed errors; None without errors.
 
-    A row of depth d costs v(d + 1) + c d + h a round. What a draw of these costs says of c and h is taken unless one
-    of them is negative.
+    A round of chains of depth d costs v(d + 1) + c d + h. The costs of rounds are drawn around the printed ones and
+    solved for c and h. Draws with a negative c or h are dropped.
 
     Raises:
-        ConfigError: they nearly all say so.
+        ConfigError: nearly all draws are dropped.
     """
     if not model.rounds:
         return None
@@ -94,11 +94,11 @@ def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
 
 @dataclass(frozen=True)
 class CostSource:
-    """Where the costs come from by which counts are judged.
+    """The source of the costs by which counts are judged.
 
     Attributes:
-        name: as the option has it.
-        given: costs that hold for all methods that draft, where they are given.
+        name: value of the option --cost.
+        given: the costs of all methods that draft, if the option gives them.
     """
 
     name: str
@@ -106,10 +106,10 @@ class CostSource:
 
     @classmethod
     def parse(cls, text: str) -> "CostSource":
-        """From "published", "measured" or "c=0.08,v=1.2".
+        """Parse "published", "measured" or costs such as "c=0.08,v=1.2".
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the text is none of these.
         """
         if text in (PUBLISHED, MEASURED):
             return cls(text)

@@ -1,4 +1,4 @@
-"""What the options of a replay choose: results, models, who drafts, and the prompts."""
+"""What the options of a replay select: results, models, drafters and prompts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from drafttree_lab.replay.paper import PromptSet, Role
 from drafttree_lab.replay.paper_files import outside_file, paper_names, read_paper
 
 ALL, EMBEDDED = "all", "embedded"
-OTHERS = 6
-"""Prompts of each set on which drafters are fitted."""
+FIT_PROMPTS = 6
+"""Number of prompts of each set on which drafters are fitted."""
 ENDINGS = ("", ".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
 Place = tuple[str, str]
-"""The name of a paper and of one of its sets."""
+"""The name of a paper, and of one of its prompt sets."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class PromptTexts:
     """The prompts of the papers' sets.
 
     Attributes:
-        texts: the texts.
-        missing: why there are none.
-        notes: what the texts lack, where not all of the set ships.
-        others: more prompts of each set or, if it has no more, of its file; no claim of the paper is judged on them.
+        texts: the prompts of each set.
+        missing: by set without prompts, the reason.
+        notes: by set that does not ship as a whole, what is left out.
+        others: other prompts of each set or, if it has no others, of its file. No claim of the paper is judged on them.
     """
 
     texts: Mapping[Place, Sequence[Example]]
@@ -35,7 +35,7 @@ class PromptTexts:
     others: Mapping[Place, Sequence[Example]] = field(default_factory=dict)
 
     def clusters(self, digests: Mapping[Place, Sequence[str]]) -> dict[str, str]:
-        """The document of every prompt that is told to be of one, by the prompt's digest.
+        """By digest of a prompt, the document that it is cut from; only prompts whose document is known.
 
         Args:
             digests: by set, the digests of its prompts.
@@ -49,10 +49,10 @@ class PromptTexts:
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Papers and results by name: "talon/1", "talon" for all of a paper, "all" for all.
+    """The results of some names: "talon/1" is one, "talon" all of a paper, and "all" those of all papers.
 
     Raises:
-        ConfigError: there is no such paper or result.
+        ConfigError: a paper or result is unknown.
     """
     selection: dict[tuple[str, str], None] = {}
     for name in names:
@@ -68,10 +68,10 @@ def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_model(papers: Sequence[str], model: str | None) -> None:
-    """Whether one of some papers has a target of this name.
+    """Check that one of some papers has a target of this name.
 
     Raises:
-        ConfigError: none has.
+        ConfigError: no paper has one.
     """
     models = [name for paper in papers for name in read_paper(paper).models]
     if model is not None and model not in models:
@@ -82,7 +82,7 @@ def parse_roles(entries: Sequence[str]) -> dict[str, str]:
     """Drafters by role from entries of the form ROLE=DRAFTER.
 
     Raises:
-        ConfigError: one is not of that form.
+        ConfigError: an entry is not of that form.
     """
     drafters = {}
     for entry in entries:
@@ -93,26 +93,30 @@ def parse_roles(entries: Sequence[str]) -> dict[str, str]:
     return drafters
 
 
-def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Who drafts: the drafters of the roles of some papers, and roles without one, with the reason.
+def find_roles(
+    papers: Sequence[str], target: str, named_drafters: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The drafters of the roles of some papers, and by role without a drafter, the reason.
 
     Args:
-        target: the target; on the embedded one roles that are not given have stand-ins.
+        papers: names of the papers.
+        target: the target; on the embedded one, stand-ins draft for roles that are not named.
+        named_drafters: by role, the drafter that the user names.
 
     Raises:
-        ConfigError: no paper has such a role.
+        ConfigError: a role is in none of the papers, or two papers have different stand-ins for it.
     """
     roles: dict[str, Role] = {}
     for paper in papers:
         for name, role in read_paper(paper).roles.items():
             earlier_role = roles.setdefault(name, role)
-            if target == EMBEDDED and earlier_role.stand_in != role.stand_in and name not in given:
+            if target == EMBEDDED and earlier_role.stand_in != role.stand_in and name not in named_drafters:
                 drafters = f"{earlier_role.stand_in!r} in one paper and {role.stand_in!r} in another"
                 raise ConfigError(f"the role {name!r} is {drafters}; rename one, run them apart, or name it with --as")
-    if unknown_role := next((name for name in given if name not in roles), None):
+    if unknown_role := next((name for name in named_drafters if name not in roles), None):
         raise unknown("role", unknown_role, roles)
     drafters_by_role = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
-    drafters_by_role |= given
+    drafters_by_role |= named_drafters
     missing_roles = {
         name: f"no drafter stands for {role.paper}; name one with --as {name}=DRAFTER"
         for name, role in roles.items()
@@ -122,15 +126,16 @@ def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> 
 
 
 def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) -> PromptTexts:
-    """The prompts of the sets of some papers, as many of each, evenly spaced.
+    """The prompts of the sets of some papers, evenly spaced over each set.
 
     Args:
-        folder: the folder with the files that the papers' sets name; None for those that ship. Those of a paper from
-            outside may lie beside its file, too.
-        limit: prompts of each set.
+        papers: names of the papers.
+        folder: folder with the files of the papers' sets; None for those that ship. A paper from outside may have its
+            files beside its own.
+        limit: number of prompts of each set.
 
     Raises:
-        InputError: there is no such folder, or a file is bad; the message has its name and the number of the line.
+        InputError: the folder is missing, or a file has a mistake; the message has its name and line number.
     """
     if folder and not folder.is_dir():
         raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
@@ -151,12 +156,12 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
 
 @dataclass(frozen=True)
 class PromptFolders:
-    """Where the files of a paper's sets are looked for.
+    """The folders that may have the files of a paper's sets.
 
     Attributes:
-        given: the folder that the user names; None for the samples that ship.
-        paper_file: the paper's own file, beside which its prompts may lie; None for one of drafttree's papers.
-        shipped: the folder of the samples that ship.
+        given: the folder that the user names; None for the shipped samples.
+        paper_file: the file of a paper from outside, beside which its prompts may lie; None for a paper of drafttree's.
+        shipped: folder of the shipped samples.
     """
 
     given: Path | None
@@ -192,7 +197,7 @@ class PromptFolders:
         return [*folders, self.paper_file.parent] if self.paper_file else folders
 
     def find(self, prompt_set: PromptSet) -> Path | None:
-        """The file of a set; None where there is none."""
+        """The file of a set; None if it has none."""
         for folder in self.own if self.given else [*self.own, self.shipped]:
             for ending in ENDINGS:
                 path = folder / f"{prompt_set.file}{ending}"
@@ -201,15 +206,15 @@ class PromptFolders:
         return None
 
     def ships(self, path: Path) -> bool:
-        """Whether a file is one of the samples."""
+        """Whether a file is one of the shipped samples."""
         return path.is_relative_to(self.shipped)
 
     def withhold(self, prompt_set: PromptSet, path: Path) -> bool:
-        """Whether what ships in a file is not of the set, which may not ship."""
+        """Whether a shipped file has other prompts than the set, which may not ship."""
         return bool(prompt_set.withheld) and self.ships(path)
 
     def reason(self, prompt_set: PromptSet, path: Path | None) -> str:
-        """Why a set has no prompts, where its file is None or withheld."""
+        """Why a set has no prompts, if its file is None or withheld."""
         if self.own and path is None:
             samples = "" if self.given else ", nor among the samples that ship"
             return f"{prompt_set.file} is not in {' or '.join(map(str, self.own))}{samples}"
@@ -217,7 +222,7 @@ class PromptFolders:
         return f"these prompts do not ship{licence}; give a folder that has them with --data"
 
     def remarks(self, prompt_set: PromptSet, path: Path, prompts: int, limit: int) -> list[str]:
-        """What a sample lacks of its set."""
+        """What a shipped sample lacks of its set."""
         remarks = []
         if self.ships(path):
             if prompt_set.part:
@@ -227,12 +232,12 @@ class PromptFolders:
         return remarks
 
 
-def _others(path: Path, category: str | None, taken: Collection[str]) -> list[Example]:
-    """Up to `OTHERS` prompts of a category that are not taken, evenly spaced, or of the whole file if it has none."""
+def _others(path: Path, category: str | None, taken_prompts: Collection[str]) -> list[Example]:
+    """Up to `FIT_PROMPTS` other prompts of a category, evenly spaced; of the whole file if the category has none."""
     for selected_category in dict.fromkeys((category, None)):
         candidates = spread_examples([path], category=selected_category, excerpt=None)
-        examples = [example for example in candidates if example.prompt not in taken]
+        examples = [example for example in candidates if example.prompt not in taken_prompts]
         if examples:
-            count = min(OTHERS, len(examples))
+            count = min(FIT_PROMPTS, len(examples))
             return [examples[index * len(examples) // count] for index in range(count)]
     return []

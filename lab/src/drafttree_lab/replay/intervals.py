@@ -1,10 +1,10 @@
 """Intervals of ratios over prompts: Student's t on the logarithm, with the standard error of a jackknife.
 
-A percentile bootstrap of three prompts decides between equal methods in a quarter of all cases; the intervals of this
-file cover at least 93 % from ten prompts on, as `lab/tests/replay/test_coverage.py` shows by simulation.
+From ten prompts on, these intervals cover at least 93 %, as `lab/tests/replay/test_coverage.py` shows by simulation. A
+percentile bootstrap over three prompts would find a difference between equal methods in a quarter of all cases.
 
-A ratio may depend on numbers that are not known exactly either, such as how near a drafter is to its target. The
-variance that these add to its logarithm widens the interval.
+A ratio may also depend on uncertain numbers, such as the agreement of a drafter with its target. Their variance widens
+the interval.
 """
 
 import math
@@ -19,19 +19,19 @@ from torch import Tensor
 from drafttree_lab.replay.paper import Average
 
 LEVEL = 0.05
-"""The share of intervals that may miss what they are of."""
+"""The share of intervals that may miss the true value."""
 ENDS = (LEVEL / 2, 1 - LEVEL / 2)
-"""The quantiles between which all but that share lies."""
+"""The quantiles at the two ends of an interval."""
 Fraction = tuple[float, float]
-"""What one prompt adds to the numerator and the denominator of a metric; of drawn costs these are arrays."""
+"""What a prompt adds to the numerator and denominator of a metric; arrays for drawn costs."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The variance that one cause gives to the logarithm of a ratio.
+    """The variance of the logarithm of a ratio from one cause.
 
     Attributes:
-        variance: of the logarithm.
+        variance: the variance.
         freedom: degrees of freedom of that variance.
     """
 
@@ -45,10 +45,10 @@ class Estimate:
 
     Attributes:
         value: the estimate.
-        low: the lower end of its interval; None where too few prompts were run to have one.
-        high: the upper end.
-        p: the probability of a value so far from 1 where it is 1 in truth.
-        floor: p if there were no variance between prompts, which more of them come near to.
+        low: lower end of its interval; None with too few prompts.
+        high: upper end.
+        p: the probability of a value at least so far from 1 if the true one is 1.
+        floor: the p-value without variance between prompts, which more prompts approach.
     """
 
     value: float
@@ -59,13 +59,13 @@ class Estimate:
 
 
 class Jackknife:
-    """All methods are judged on the same prompts, each of which is left out in turn (Tukey 1958; Miller 1974).
+    """A jackknife over prompts, each of which is left out in turn (Tukey 1958; Miller 1974).
 
-    Sets are strata: a claim is about these sets, so only the spread of prompts within a set counts. Prompts of one
-    cluster, such as excerpts of one book, are left out together, since they resemble one another.
+    Sets are strata: only the spread of prompts within a set counts, since a claim is about these sets. Prompts of one
+    cluster, such as excerpts of one book, are similar, so they are left out together.
 
     Args:
-        prompts: by set, the cluster of each of its prompts, or how many there are where each stands for itself.
+        prompts: by set, the cluster of each prompt; or the number of prompts if each is its own cluster.
     """
 
     def __init__(self, prompts: Mapping[str, Sequence[Hashable] | int]) -> None:
@@ -86,17 +86,17 @@ class Jackknife:
 
     @property
     def size(self) -> int:
-        """The number of clusters, which is that of independent samples."""
+        """The number of clusters, which are the independent samples."""
         return sum(self._sizes.values())
 
     def mean(self, samples: Iterable[tuple[str, Sequence[Fraction]]], average: Average = "total") -> Tensor:
-        """The mean over groups of a metric, `[1 + clusters]` float64: of all prompts first, then without each cluster.
+        """The mean of a metric over groups, `[1 + clusters]` float64: over all prompts, then without each cluster.
 
-        Of fractions with arrays, such as drawn costs, it is `[1 + clusters, draws]`.
+        If the fractions have arrays, as for drawn costs, the mean is `[1 + clusters, draws]`.
 
         Args:
-            samples: for every group the set of its prompts, and a fraction for each of them.
-            average: whether a group's figure is the mean of its texts' or that of all texts together.
+            samples: for every group, the set of its prompts and a fraction for each prompt.
+            average: whether a group's figure is the mean over its texts, or the ratio of sums over them.
         """
         values = []
         for name, fractions in samples:
@@ -109,26 +109,26 @@ class Jackknife:
         return torch.stack(values).mean(0)
 
     def spreads(self, values: Tensor) -> list[Spread]:
-        """What the prompts of each set add to the variance of the logarithm of what `mean` gives."""
+        """The variance that each set adds to the logarithm of a mean; `values` are those of `mean`."""
         spreads = []
         for logs in values.log()[1:].split(list(self._sizes.values())):
             variance = (len(logs) - 1) / len(logs) * (logs - logs.mean()).square().sum().item()
             spreads.append(Spread(variance, len(logs) - 1))
         return spreads
 
-    def estimate(self, values: Tensor, others: Sequence[Spread] = ()) -> Estimate:
-        """The estimate that `mean` gives, or that was computed of what it gives; all values are positive.
+    def estimate(self, values: Tensor, other_spreads: Sequence[Spread] = ()) -> Estimate:
+        """The estimate of a mean or ratio, with its interval and p-value.
 
         Args:
-            values: `[1 + clusters]`.
-            others: what else the estimate depends on and is not known exactly.
+            values: `[1 + clusters]` positive values from `mean`, or computed from such.
+            other_spreads: variances from other causes than the prompts.
         """
         value = values[0].item()
         if min(self._sizes.values()) < 2 or not bool((values > 0).all()) or not bool(values.isfinite().all()):
             return Estimate(value)
         centre = values[0].log().item()
-        reach, p = _student(centre, total([*self.spreads(values), *others]))
-        _, floor = _student(centre, total(others))
+        reach, p = _student(centre, total([*self.spreads(values), *other_spreads]))
+        _, floor = _student(centre, total(other_spreads))
         if not reach:
             return Estimate(value, value, value, p, floor)
         return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p, floor)
@@ -143,7 +143,7 @@ def total(spreads: Sequence[Spread]) -> Spread:
 
 
 def _student(centre: float, spread: Spread) -> tuple[float, float]:
-    """Half the interval of a logarithm, 0 where it has no variance, and the probability of it if it is 0 in truth."""
+    """Half the width of a logarithm's interval, and the p-value of the hypothesis that the logarithm is 0."""
     if not spread.variance:
         return 0.0, 1.0 if abs(centre) < 1e-12 else 0.0
     error = math.sqrt(spread.variance)
@@ -152,12 +152,12 @@ def _student(centre: float, spread: Spread) -> tuple[float, float]:
 
 
 def holm(values: Sequence[float], claims: int | None = None) -> list[float]:
-    """p-values corrected for the number of claims that are judged together, in the order of the given ones (Holm 1979).
+    """p-values corrected for the number of claims that are judged together, in the given order (Holm 1979).
 
     Args:
         values: the p-values.
-        claims: how many claims there are, where some have no value yet; these count as if they had the largest, which
-            makes the others larger than they will be, never smaller.
+        claims: number of all claims, if some have no p-value yet. Those count as the largest, so the other corrected
+            p-values can only become smaller.
     """
     running_max = 0.0
     corrected = [0.0] * len(values)

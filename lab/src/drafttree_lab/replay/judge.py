@@ -1,10 +1,11 @@
-"""The judgement on a paper's claim, from what was measured of its methods; all claims corrected for their number."""
+"""Judgements on a paper's claims from measurements of its methods, corrected for the number of claims."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from operator import attrgetter
 from typing import Literal
 
 from scipy.stats import norm
@@ -15,14 +16,15 @@ from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend
 from drafttree_lab.replay.paper_files import measurable_claims, outside_file
 
 Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
-"""`left open`: reproduced and contradicted, as a number is chosen that the paper does not tell."""
+"""`left open`: reproduced at one value of a number that the paper does not give, contradicted at another."""
 MOST_PROMPTS = 100_000
+"""Above this number, no number of prompts is said to decide a claim."""
 LEAST_PROMPTS = 10
-"""With fewer prompts nothing is decided: intervals miss more often than they say."""
+"""Fewer prompts decide nothing, since their intervals miss the true value more often than 5 %."""
 SAME_ORDER = 0.5
-"""Kendall's tau above which an order is the claimed one: three of four pairs of methods stand in it."""
+"""Kendall's tau above which an order counts as the claimed one: three of four pairs of methods are in order."""
 Means = Callable[[str, Metric], Tensor]
-"""By a method, or `method@value`, and a metric, its mean as `Jackknife.mean` gives it."""
+"""Maps a method, or `method@value`, and a metric to the mean that `Jackknife.mean` gives."""
 
 
 KINDS: Mapping[str, str] = {
@@ -30,14 +32,17 @@ KINDS: Mapping[str, str] = {
     "by_counts": "with our drafters",
     "by_time": "on this machine",
 }
-"""The judgements on a claim in words: by counts with drafters that are fitted to the paper's, by counts with those that
-are named or ship, and by time."""
+"""Names of the kinds of judgement.
+
+Two are by counts: with drafters that are fitted to the paper's, and with those that are named or ship. The third is by
+time.
+"""
 AGREEMENT = "how near the paper's drafter is to its target"
 COSTS = "what passes cost in the paper"
 CONFIDENCE = "how sure the paper's drafter is of its tokens"
-"""What a ratio depends on besides the prompts."""
+"""What a ratio depends on besides the prompts, each as the end of a sentence."""
 SAME = 0.25
-"""Of a standard error, within which two ratios of the same texts are one datum."""
+"""Two ratios of the same texts are one datum if they differ by at most this share of a standard error."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,21 @@ class Judgement:
 
     Attributes:
         outcome: the outcome.
-        said: what was measured, or why nothing was.
-        estimate: a ratio, or Kendall's tau; None without one.
-        low: lower end of its 95 % interval.
+        said: the finding in words, or why there is none.
+        estimate: a ratio, or Kendall's tau; None if nothing was measured.
+        low: lower end of the estimate's 95 % interval.
         high: upper end.
-        p: the probability of such a ratio if it is 1 in truth, or the level from which on an order is decided; None
-            without an estimate.
-        prompts: prompts that it rests on.
-        needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
-        floors: what more prompts do not reduce, and p if there were infinitely many, each with those before it.
-        reason: where it is contradicted, which term of the speed-up law or which share does it.
-        datum: the texts that it rests on and what is taken of them, as a digest.
-        repeats: the result that has the same datum before; None where none has.
+        p: the probability of such a ratio if the true one is 1; for an order, the level from which on it is decided.
+            None without an estimate.
+        prompts: number of prompts.
+        needed: number of prompts that would decide the claim if the estimate stays; None if it is decided, or no number
+            would.
+        floors: by cause that more prompts do not remove, the p-value with infinitely many prompts.
+        reason: for a contradicted claim, the term of the speed-up law, or the share, that causes it.
+        datum: a digest of the texts and metrics of the estimate.
+        repeats: the earlier result with the same datum; None if there is none.
         repeated: the claim of that result.
-        claims: how many claims it is corrected for; 0 where it is not.
+        claims: the number of claims that p is corrected for; 0 if it is not.
         is_order: whether the estimate is Kendall's tau.
     """
 
@@ -81,28 +87,32 @@ class Judgement:
 
     @property
     def is_ahead(self) -> bool | None:
-        """On which side of no difference the estimate lies; None without one."""
+        """Whether the estimate is above that of no difference; None without an estimate."""
         return None if self.estimate is None else self.estimate > (SAME_ORDER if self.is_order else 1)
 
-    def is_datum_of(self, other: "Judgement") -> bool:
-        """Whether another one rests on the same texts, with the same ratio or its inverse."""
-        if not self.datum or self.datum != other.datum or self.is_order:
-            return bool(self.datum) and self.datum == other.datum and self.estimate == other.estimate
-        if not (self.estimate and other.estimate and self.low and self.high):
+    def is_datum_of(self, judgement: "Judgement") -> bool:
+        """Whether another judgement is on the same texts, with the same ratio or its inverse."""
+        if not self.datum or self.datum != judgement.datum or self.is_order:
+            return bool(self.datum) and self.datum == judgement.datum and self.estimate == judgement.estimate
+        if not (self.estimate and judgement.estimate and self.low and self.high):
             return False
-        log_distance = abs(math.log(self.estimate)) - abs(math.log(other.estimate))
+        log_distance = abs(math.log(self.estimate)) - abs(math.log(judgement.estimate))
         return abs(log_distance) <= SAME * math.log(self.high / self.low) / 4
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgements on a claim, which is told as the paper's file has it.
+    """The judgements on a claim.
 
     Attributes:
-        at_agreement: by counted tokens and passes at the paper's costs, with a drafter as near to the target as the
-            paper's; None where only a clock can tell, or where the drafter is the paper's own.
+        id: the claim's id in the paper's file.
+        text: the claim in words.
+        line: its line in the paper's text.
+        main: whether it is a main claim of the paper.
+        at_agreement: by counted tokens and passes at the paper's costs, with a drafter that agrees with its target as
+            often as the paper's. None if the claim is about measured time, or the drafter is the paper's own.
         by_counts: the same with the drafter that is named or ships.
-        by_time: by the time on this machine; None where counts alone decide.
+        by_time: by the time on this machine; None if counts alone decide.
     """
 
     id: str
@@ -115,9 +125,13 @@ class Verdict:
 
     @property
     def judgements(self) -> Mapping[str, Judgement]:
-        """The judgements that there are."""
-        judgements = {basis: getattr(self, basis) for basis in KINDS}
-        return {basis: judgement for basis, judgement in judgements.items() if judgement}
+        """The judgements by kind, without those that are None."""
+        judgements: dict[str, Judgement] = {}
+        for basis in KINDS:
+            judgement = getattr(self, basis)
+            if judgement:
+                judgements[basis] = judgement
+        return judgements
 
 
 @dataclass(frozen=True)
@@ -126,11 +140,11 @@ class Evidence:
 
     Attributes:
         means: means of its methods.
-        jackknife: what made them.
-        prompts: prompts that they rest on.
-        drawn: means at many costs of passes that the paper allows, `[1 + clusters, draws]`; None where its costs are
-            exact or do not matter.
-        moved: means with a drafter whose agreement differs by one standard error; None where it is not fitted.
+        jackknife: the jackknife over the prompts of these means.
+        prompts: number of prompts.
+        drawn: means at many pass costs that the paper's rows allow, `[1 + clusters, draws]`. None if the paper's costs
+            are exact or do not matter.
+        moved: means with a drafter whose agreement differs by one standard error; None if the drafter is not fitted.
         moved_freedom: degrees of freedom of that error.
     """
 
@@ -142,9 +156,9 @@ class Evidence:
     moved_freedom: float = 1.0
 
     def estimates(self, ratio: Callable[[Means], Tensor]) -> list[Estimate]:
-        """A ratio of means at the costs that the paper says, then at those that allow the least and the most of it.
+        """A ratio of means at the paper's costs, then at the low and the high end of the costs that its rows allow.
 
-        The last two hold 95 % of the costs that the paper allows between them.
+        Between these two ends lie 95 % of the ratios at allowed costs.
         """
         values = ratio(self.means)
         spreads = list[Spread]()
@@ -155,11 +169,13 @@ class Evidence:
         if self.drawn:
             drawn_ratios = ratio(self.drawn)
             order = drawn_ratios[0].argsort()
-            columns += [drawn_ratios[:, order[round(share * (len(order) - 1))]] for share in ENDS]
+            for quantile in ENDS:
+                draw = order[round(quantile * (len(order) - 1))]
+                columns.append(drawn_ratios[:, draw])
         return [self.jackknife.estimate(column, spreads) for column in columns]
 
     def estimate(self, ratio: Callable[[Means], Tensor]) -> "Ratio":
-        """A ratio of means at all costs that the paper allows, of which the worst decides."""
+        """A ratio of means, with the widest interval and the largest p-value over all costs that the rows allow."""
         main_estimate, *ends = estimates = self.estimates(ratio)
         if any(estimate.low is None for estimate in estimates):
             return Ratio(main_estimate.value)
@@ -168,23 +184,23 @@ class Evidence:
             main_estimate.value,
             min(estimate.low or 0.0 for estimate in estimates),
             max(estimate.high or 0.0 for estimate in estimates),
-            1.0 if flips else max(estimate.p for estimate in estimates),
-            {AGREEMENT: main_estimate.floor, COSTS: 1.0 if flips else max(estimate.floor for estimate in estimates)},
-            [end.value for end in ends],
+            1.0 if flips else max(map(attrgetter("p"), estimates)),
+            {AGREEMENT: main_estimate.floor, COSTS: 1.0 if flips else max(map(attrgetter("floor"), estimates))},
+            list(map(attrgetter("value"), ends)),
         )
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio with all that it depends on.
+    """A ratio, with what the uncertain costs of a paper make of it.
 
     Attributes:
-        value: at the costs that the paper says.
-        low: the lower end of its interval at all costs that the paper allows; None with too few prompts.
+        value: the ratio at the paper's costs.
+        low: the lower end of its interval over all costs that the paper's rows allow; None with too few prompts.
         high: the upper end.
-        p: the probability of such a ratio if it is 1 in truth, at the costs that speak least against it.
+        p: the probability of such a ratio if the true one is 1, at the allowed costs that make it largest.
         floors: as of a judgement.
-        allowed: the ratio at the two ends of the costs that the paper allows; empty where these are exact.
+        allowed: the ratio at both ends of the allowed costs; empty if the costs are exact.
     """
 
     value: float
@@ -206,7 +222,7 @@ def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: S
     judgement = _judge_ratios(evidence, _ratios(claim, axis), claim.sign)
     if not isinstance(claim, Comparison) or not claim.hangs_on:
         return judgement
-    # it hangs on a number of which the paper says nothing
+    # the claim depends on a number that the paper does not give
     findings = []
     outcomes = {judgement.outcome}
     for value, name in claim.others.items():
@@ -228,10 +244,12 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
             def against(right: str) -> Callable[[Means], Tensor]:
                 return lambda means: means(claim.left, claim.metric) / means(right, right_metric)
 
-            if claim.right_metric:
-                metrics = f"{claim.metric} / {right_metric}".replace("_", " ")
-                return {f"{claim.left}, {metrics}": against(rival) for rival in claim.right}
-            return {f"{claim.left} / {rival}": against(rival) for rival in claim.right}
+            ratios: dict[str, Callable[[Means], Tensor]] = {}
+            metrics = f"{claim.metric} / {right_metric}".replace("_", " ")
+            for rival in claim.right:
+                name = f"{claim.left}, {metrics}" if claim.right_metric else f"{claim.left} / {rival}"
+                ratios[name] = against(rival)
+            return ratios
         case Bound(method=method, over=over, bound=bound, metric=metric):
             name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
             return {name: lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound}
@@ -249,10 +267,10 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
 
 
 def _judge_ratios(evidence: Evidence, ratios: Mapping[str, Callable[[Means], Tensor]], sign: str) -> Judgement:
-    """The judgement on ratios that are all to be on one side of 1.
+    """The judgement on a claim that all ratios are on one side of 1.
 
-    All of them have to be for sure (an intersection-union test, which needs no correction); one that is not contradicts
-    the claim, with Bonferroni's correction for their number.
+    The claim is reproduced if every ratio is significantly on that side; this intersection-union test needs no
+    correction. It is contradicted if one ratio is significantly on the other side, with Bonferroni's correction.
     """
     estimates = {name: evidence.estimate(ratio) for name, ratio in ratios.items()}
     decisive = _decisive(estimates, sign)
@@ -282,8 +300,8 @@ class Decisive:
     """The ratio that decides a claim.
 
     Attributes:
-        is_counterexample: whether it is on the other side of 1 than the claim says.
-        comparisons: how many ratios it was chosen among as the surest one; 1 where it is the least sure.
+        is_counterexample: whether it lies on the other side of 1 than the claim says.
+        comparisons: the number of ratios that it was chosen from; 1 unless it is a counterexample.
     """
 
     name: str
@@ -300,34 +318,35 @@ def _decisive(estimates: Mapping[str, Ratio], sign: str) -> Decisive:
     """The ratio that decides whether all are on the claimed side of 1."""
     factor = 1 if sign == ">" else -1
     counterexamples = [name for name, estimate in estimates.items() if (estimate.value > 1) != (sign == ">")]
-    if counterexamples:  # the surest, and of equal ones the one that is farthest behind
+    if counterexamples:  # the one with the least p; of equal ones, the farthest from the claimed side
         name = min(counterexamples, key=lambda name: (estimates[name].p, factor * estimates[name].value))
         return Decisive(name, estimates[name], True, len(estimates))
-    # the least sure, and of equal ones the one that is least ahead
+    # the one with the largest p; of equal ones, the one nearest to 1
     name = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
     return Decisive(name, estimates[name], False, 1)
 
 
 def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
-    """Kendall's tau of the claimed order and the measured one.
+    """The judgement on an order of methods, by Kendall's tau of the claimed order and the measured one.
 
-    Its interval holds all that the pairs leave possible: each pair is decided by its ratio, with Holm's correction for
-    their number, and those that are not may stand either way.
+    Each pair of methods is decided by its ratio, with Holm's correction for the number of pairs. The interval of tau
+    covers both orders of every undecided pair.
     """
 
     def ratio(high: str, low: str) -> Callable[[Means], Tensor]:
         return lambda means: means(high, claim.metric) / means(low, claim.metric)
 
-    ratios = [ratio(*methods) for methods in combinations(claim.methods, 2)]
     prompts = evidence.prompts
-    estimates = [evidence.estimate(pair_ratio) for pair_ratio in ratios]
+    estimates: list[Ratio] = []
+    for high, low in combinations(claim.methods, 2):
+        estimates.append(evidence.estimate(ratio(high, low)))
     signs = [(estimate.value > 1) - (estimate.value < 1) for estimate in estimates]
     tau = sum(signs) / len(estimates)
     if evidence.jackknife.size < LEAST_PROMPTS or any(estimate.low is None for estimate in estimates):
         return Judgement(
             "too few", f"Kendall's tau {tau:.2f} on {prompts} prompts", tau, prompts=prompts, is_order=True
         )
-    corrected = holm([estimate.p for estimate in estimates])
+    corrected = holm(list(map(attrgetter("p"), estimates)))
 
     def ends(level: float) -> tuple[float, float]:
         decided_signs = [sign for sign, p in zip(signs, corrected, strict=True) if p <= level]
@@ -347,7 +366,7 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
 Groups = Sequence[tuple[str, Sequence[Verdict]]]
 """The name of each result, and its verdicts."""
 Family = tuple[str, str]
-"""A paper from outside, or all of drafttree's papers, and a kind of judgement."""
+"""A paper from outside, or "" for all of drafttree's papers; and a kind of judgement."""
 
 
 @dataclass(frozen=True)
@@ -355,8 +374,8 @@ class PlacedJudgement:
     """A judgement with a p-value.
 
     Attributes:
-        result: the number of its result.
-        verdict: the number of its verdict in this result.
+        result: index of its result.
+        verdict: index of its verdict within this result.
     """
 
     result: int
@@ -365,11 +384,10 @@ class PlacedJudgement:
 
 
 def _families(groups: Groups) -> dict[Family, list[PlacedJudgement]]:
-    """By family its judgements with a p-value."""
+    """The judgements that have a p-value, by family."""
     families: dict[Family, list[PlacedJudgement]] = {}
     for basis, (result, (name, verdicts)) in product(KINDS, enumerate(groups)):
-        paper = name.partition("/")[0]
-        family = families.setdefault((paper if outside_file(paper) else "", basis), [])
+        family = families.setdefault((_outside_paper(name.partition("/")[0]), basis), [])
         for index, verdict in enumerate(verdicts):
             judgement: Judgement | None = getattr(verdict, basis)
             if judgement and judgement.p is not None:
@@ -377,8 +395,13 @@ def _families(groups: Groups) -> dict[Family, list[PlacedJudgement]]:
     return families
 
 
-def _data(family: Sequence[PlacedJudgement]) -> list[int]:
-    """For each judgement the number of the first that has the same datum."""
+def _outside_paper(paper: str) -> str:
+    """The name of a paper from outside; empty for one of drafttree's."""
+    return paper if outside_file(paper) else ""
+
+
+def _first_of_datum(family: Sequence[PlacedJudgement]) -> list[int]:
+    """For each judgement, the index of the first one with the same datum."""
     first_indices = []
     for entry in family:
         for index, candidate in enumerate(family):
@@ -390,30 +413,30 @@ def _data(family: Sequence[PlacedJudgement]) -> list[int]:
 
 
 def count_claims(groups: Groups) -> dict[Family, int]:
-    """By family the claims that can be judged of its papers in these results; those on one datum count once."""
+    """By family, the number of claims of its papers that can be judged; claims on one datum count once."""
     papers = dict.fromkeys(name.partition("/")[0] for name, _ in groups)
     counts = dict[Family, int]()
     for (outside_paper, basis), family in _families(groups).items():
-        family_papers = [paper for paper in papers if (paper if outside_file(paper) else "") == outside_paper]
-        datum_count = len(set(_data(family)))
+        family_papers = [paper for paper in papers if _outside_paper(paper) == outside_paper]
+        datum_count = len(set(_first_of_datum(family)))
         claim_count = measurable_claims(family_papers, basis == "by_time") - len(family) + datum_count
         counts[outside_paper, basis] = max(claim_count, datum_count)
     return counts
 
 
 def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[Verdict]]:
-    """Verdicts by result, decided by p-values with Holm's correction for the number of all claims of a family.
+    """The verdicts of each result, with p-values corrected by Holm's method for the number of claims of a family.
 
-    Each kind of judgement is corrected by itself; claims that were not judged count as if nothing spoke for them. Of
-    claims that rest on the same datum one counts, and the others point to it.
+    A claim that was not judged counts with the largest p-value. Of claims on the same datum only the first counts; the
+    others refer to it.
 
     Args:
         groups: the name of each result, and its verdicts.
-        claims: by family the number of its claims, by `count_claims`.
+        claims: the number of claims of each family, from `count_claims`.
     """
     by_result = [list(verdicts) for _, verdicts in groups]
     for key, family in _families(groups).items():
-        first_indices = _data(family)
+        first_indices = _first_of_datum(family)
         unique_indices = list(dict.fromkeys(first_indices))
         p_values = holm([family[index].judgement.p or 0.0 for index in unique_indices], claims[key])
         p_by_index = dict(zip(unique_indices, p_values, strict=True))
@@ -429,7 +452,13 @@ def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[
 
 
 def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
-    """A judgement with a p-value that was corrected for so many claims, and what would decide it if it is undecided."""
+    """A judgement with a corrected p-value; if that leaves it undecided, with what would decide it.
+
+    Args:
+        judgement: the judgement with its p-value alone.
+        p: its p-value, corrected for the number of claims.
+        claims: that number.
+    """
     corrected = replace(judgement, claims=claims)
     was_decided = judgement.outcome in ("reproduced", "contradicted")
     if not judgement.p or (was_decided and p <= LEVEL) or not (was_decided or judgement.outcome == "undecided"):
@@ -442,7 +471,7 @@ def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
     if cause := next((name for name, floor in judgement.floors.items() if floor > level), None):
         finding += f"; more prompts alone would not decide it, as it is not known well enough {cause}"
     elif not judgement.is_order and judgement.p < 1:
-        # the variance of the prompts falls with their number, the rest stays
+        # more prompts reduce the variance between prompts, not the variance behind the floors
         floor = max(judgement.floors.values(), default=0.0)
         own_variance = _variance(judgement.p)
         floor_variance = _variance(floor)
@@ -452,10 +481,10 @@ def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
 
 
 def _variance(p: float) -> float:
-    """The variance with which a ratio has a p-value, as a multiple of what is the same for all of them."""
+    """The variance at which a given ratio has this p-value, in units of the squared logarithm of the ratio."""
     return float(norm.isf(p / 2)) ** -2 if p else 0.0
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:
-    """How many judgements have each outcome; those that repeat another one do not count."""
+    """The number of judgements with each outcome, without those that repeat another."""
     return Counter(judgement.outcome for judgement in judgements if judgement and not judgement.repeats)

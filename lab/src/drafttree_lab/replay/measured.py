@@ -1,4 +1,4 @@
-"""The finished cells of an experiment, and the values that they amount to."""
+"""The finished cells of an experiment, and the values that are computed from them."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ Way = tuple[Block, str]
 
 @dataclass(frozen=True)
 class Value(Interval):
-    """A measured number with its interval over so many prompts of a set."""
+    """A measured number with its interval and the number of prompts."""
 
     prompts: int = 0
 
@@ -36,7 +36,7 @@ class Value(Interval):
 
     @property
     def gain(self) -> "Value":
-        """What a ratio is above 1, in per cent."""
+        """By how much a ratio is above 1, in per cent."""
         low = None if self.low is None else 100 * (self.low - 1)
         high = None if self.high is None else 100 * (self.high - 1)
         return Value(100 * (self.mean - 1), low, high, self.prompts)
@@ -47,10 +47,10 @@ class Fitted:
     """The same experiment with drafters that are fitted to the paper's.
 
     Attributes:
-        fit: how they were found.
-        by_confidence: the experiment by the confidence of its drafter; empty where none was found.
-        moved: with the drafter whose agreement differs by a standard error.
-        reason: why no drafter was fitted; empty where one was.
+        fit: how the drafters were found; None if none was fitted.
+        by_confidence: by confidence of the drafter, the experiment with it; empty if no drafter was found.
+        moved: the experiment with the drafter whose agreement differs by a standard error.
+        reason: why no drafter was fitted; empty if one was.
     """
 
     fit: Fit | None = None
@@ -60,7 +60,7 @@ class Fitted:
 
     @property
     def experiments(self) -> list[Experiment]:
-        """All that is run."""
+        """All experiments with fitted drafters."""
         return [*self.by_confidence.values(), *([self.moved] if self.moved else [])]
 
 
@@ -69,15 +69,15 @@ class Measured:
     """The finished cells of one experiment.
 
     Attributes:
-        experiment: the experiment whose they are.
-        store: the store that keeps them.
-        digests: digests of the prompts that are looked for, by set.
-        repeats: turns that are looked for.
-        group: which texts count: those where plain decoding's ends in a loop ("looping"), the others ("not looping"),
-            or "all".
-        costs: what passes cost where counts decide a claim on speed.
-        clusters: by digest, what prompts have in common with others that resemble them; the others stand alone.
-        fitted: the experiment with drafters that are fitted to the paper's; None where its drafter is the paper's own.
+        experiment: the experiment.
+        store: the store of the cells.
+        digests: by set, the digests of the prompts.
+        repeats: number of turns of each prompt.
+        group: which prompts count: those where plain decoding's text ends in a loop ("looping"), the others
+            ("not looping"), or "all".
+        costs: the source of pass costs, if counts decide a claim on speed.
+        clusters: by digest of a prompt, the name of its cluster; prompts without a name are their own cluster.
+        fitted: the experiment with drafters that are fitted to the paper's; None if its drafter is the paper's own.
     """
 
     experiment: Experiment
@@ -90,7 +90,7 @@ class Measured:
     fitted: Fitted | None = None
 
     def numbers(self, block: Block, metric: Metric, *, by_counts: bool = False) -> list[int]:
-        """The prompts of a block for which all its ways have what a metric needs."""
+        """The prompts of a block whose cells for a metric are finished in all its ways."""
         timed = BASES.get(metric, metric) in TIMED and not by_counts
 
         def is_whole(number: int) -> bool:
@@ -123,11 +123,13 @@ class Measured:
         for number in numbers:
             yield from zip(self.turns(block, name, number), self.turns(block, AUTOREGRESSIVE, number), strict=True)
 
-    def pass_costs(self, block: Block, name: str, *, drawn: bool = False) -> PassCosts | None:
-        """What the passes of a way cost, by which counts judge speeds; None where it is not known.
+    def pass_costs(self, block: Block, name: str, *, use_draws: bool = False) -> PassCosts | None:
+        """The pass costs of a way, by which counts judge speeds; None if unknown.
 
         Args:
-            drawn: whether it is all costs that the paper's rows allow, instead of those that they say.
+            block: the block of the way.
+            name: name of the way.
+            use_draws: whether to give the many costs that the paper's rows allow, not its best ones.
         """
         if self.costs.name == MEASURED:  # the mean over all prompts
             turns = list(self.turn_pairs(block, name, self.numbers(block, "tokens_per_second")))
@@ -139,13 +141,16 @@ class Measured:
         method = name.partition("@")[0]
         if self.costs.given and method != AUTOREGRESSIVE:
             return self.costs.given
-        return (self.experiment.draws if drawn else self.experiment.costs).get(method)
+        return (self.experiment.draws if use_draws else self.experiment.costs).get(method)
 
     def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
-        """A metric of a way, None without a cell of it.
+        """A metric of a way; None without a finished cell.
 
         Args:
-            by_counts: whether a speed is counted at given costs, instead of timed.
+            block: the block of the way.
+            name: name of the way.
+            metric: the metric.
+            by_counts: whether a speed is counted at given costs; otherwise it is timed.
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
         if not numbers or (by_counts and self.uncosted_way(metric, [(block, name), (block, AUTOREGRESSIVE)])):
@@ -165,7 +170,7 @@ class Measured:
         return value.gain if metric in GAINS else value
 
     def uncosted_way(self, metric: Metric, ways: Iterable[Way]) -> str | None:
-        """The first of some ways of whose passes no cost is known, where counts judge a metric by costs; else None."""
+        """The first of some ways whose pass costs are unknown; None if all are known, or the metric needs none."""
         if BASES.get(metric, metric) in COUNTED:
             for block, name in ways:
                 if not self.pass_costs(block, name):
@@ -173,14 +178,14 @@ class Measured:
         return None
 
     def _base(self, name: str) -> str:
-        """What the gain of a way is over."""
+        """The method that the gain of a way is measured against."""
         method, separator, value = name.partition("@")
         base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
         return base if base == AUTOREGRESSIVE else f"{base}{separator}{value}"
 
     @property
     def looping(self) -> float:
-        """The share of plain decoding's texts that end in a loop; 0 where there are none."""
+        """The share of plain decoding's texts that end in a loop; 0 without texts."""
         texts = looping = 0
         for block in self.experiment.blocks:
             for number in self.numbers(block, "tau"):
@@ -191,12 +196,12 @@ class Measured:
 
     @property
     def near(self) -> "Measured | None":
-        """The cells with the fitted drafter that is as sure as it is right; None where there is none."""
+        """The cells with the calibrated fitted drafter; None without one."""
         experiment = self.fitted.by_confidence.get(1.0) if self.fitted else None
         return replace(self, experiment=experiment, fitted=None) if experiment else None
 
     def tau(self, name: str) -> tuple[Jackknife, Tensor]:
-        """The jackknife over all prompts, and a way's tokens per round in the mean over sets, by `Jackknife.mean`."""
+        """The jackknife over all prompts, and a way's tokens per round as the mean over sets, from `Jackknife.mean`."""
         blocks = {block.setting.set: block for block in self.experiment.blocks}
         prompts_by_set: dict[str, list[int]] = {}
         for set_name, block in blocks.items():
@@ -211,7 +216,7 @@ class Measured:
         return jackknife, torch.stack(replicates).mean(0)
 
     def jackknife(self, prompts: Mapping[str, Sequence[int]]) -> Jackknife:
-        """The jackknife over some prompts of each set, which are given by their numbers."""
+        """The jackknife over some prompts, which are given by set and index."""
         clusters_by_set = {}
         for name, numbers in prompts.items():
             digests = [self.digests[name][number] for number in numbers]
@@ -227,16 +232,25 @@ class Measured:
         *,
         numbers: Sequence[int],
         by_counts: bool,
-        drawn: bool = False,
+        use_draws: bool = False,
     ) -> Tensor:
-        """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it.
+        """A metric of a way in a block over all prompts, then without each cluster, as from `Jackknife.mean`.
 
-        A speed is counted where costs are given, and timed where not.
+        Args:
+            jackknife: the jackknife over the prompts.
+            block: the block of the way.
+            name: name of the way.
+            metric: the metric.
+            numbers: indices of the prompts.
+            by_counts: whether a speed is counted at given costs; otherwise it is timed.
+            use_draws: whether to count at the many costs that the paper's rows allow.
         """
         if metric == "speedup":
-            speed = partial(self.values, jackknife, block, metric="tokens_per_second", numbers=numbers, drawn=drawn)
+            speed = partial(
+                self.values, jackknife, block, metric="tokens_per_second", numbers=numbers, use_draws=use_draws
+            )
             return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
-        costs = self.pass_costs(block, name, drawn=drawn) if by_counts and metric in COUNTED else None
+        costs = self.pass_costs(block, name, use_draws=use_draws) if by_counts and metric in COUNTED else None
 
         def fraction(number: int) -> Fraction:
             if fractions := self._other(block, number):
@@ -253,13 +267,13 @@ class Measured:
         return jackknife.mean([(block.setting.set, list(map(fraction, numbers)))], self.experiment.average(metric))
 
     def _other(self, block: Block, number: int) -> Fractions | None:
-        """The fractions of a result of another kind, which has one metric."""
+        """The fractions of a prompt in a result that is not about decoding; it has one metric."""
         if self.experiment.result.kind == "decoding":
             return None
         return self.store.find(self._task(block, number).other_key, Fractions)
 
     def key(self, block: Block, name: str, number: int) -> Key:
-        """What the counts of a way on a prompt are kept by, or else its number in a result of another kind."""
+        """The key of a way's counts on a prompt; in a result that is not about decoding, the key of its figure."""
         task = self._task(block, number)
         is_text = self.experiment.result.kind == "decoding"
         return task.counts_key(block.ways[name]) if is_text else (*task.other_key, name)

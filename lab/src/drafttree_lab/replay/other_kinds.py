@@ -1,6 +1,7 @@
-"""Results that are no decoding of prompts: verifiers on the same contexts, peak memory, and growth of trees alone."""
+"""Results that are not about decoding: acceptance of verifiers, peak memory, and the time to grow a tree."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import policy_spec
@@ -8,7 +9,7 @@ from drafttree.measure.method import Method
 from drafttree_lab.bench import acceptance
 from drafttree_lab.bench.memory import measure_memory as measure_method
 from drafttree_lab.bench.micro import time_growth
-from drafttree_lab.replay.plan import Task
+from drafttree_lab.replay.plan import ReplayMethod, Task
 from drafttree_lab.replay.text_cell import Fractions
 
 MIB = 2**20
@@ -17,15 +18,16 @@ MIB = 2**20
 def measure_acceptance(
     task: Task, ids: Sequence[int], make_decoder: Callable[[Method], Decoder], seed: int
 ) -> Fractions:
-    """Tokens per round of every way of a block, expected on contexts of the target's own text after a prompt.
+    """Expected tokens per round of every way of a block, on contexts of the target's own text after a prompt.
 
-    Trees are drawn once for all verifiers that take them, so verifiers are compared on the same ones; plain decoding
-    has one token per round.
+    Verifiers that accept the same kind of tree judge the same drawn tree. Plain decoding has one token per round.
     """
     fractions: Fractions = {}
     setting = task.block.setting
-    for drafter in dict.fromkeys(way.drafter for way in task.block.ways.values()):
-        ways = {name: way for name, way in task.block.ways.items() if way.drafter == drafter}
+    ways_by_drafter: dict[str | None, dict[str, ReplayMethod]] = {}
+    for name, way in task.block.ways.items():
+        ways_by_drafter.setdefault(way.drafter, {})[name] = way
+    for drafter, ways in ways_by_drafter.items():
         if drafter is None:
             fractions |= dict.fromkeys(ways, (1.0, 1.0))
             continue
@@ -35,8 +37,8 @@ def measure_acceptance(
             [list(ids)],
             temperatures=[setting.temperature],
             rounds=task.experiment.contexts,
-            shapes=[way.policy for way in ways.values()],
-            verifiers=list(dict.fromkeys(way.verifier_name for way in ways.values())),
+            shapes=list(map(attrgetter("policy"), ways.values())),
+            verifiers=list(dict.fromkeys(map(attrgetter("verifier_name"), ways.values()))),
             seed=seed,
         )
         tokens = {row["shape"]: row["tokens"] for row in result["rows"]}
@@ -46,7 +48,7 @@ def measure_acceptance(
 
 
 def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, device: str, seed: int) -> Fractions:
-    """Peak memory of every way of a block in MiB, each in a process of its own."""
+    """Peak memory in MiB of every way of a block, each measured in its own process."""
     setting = task.block.setting
     options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": seed}
     texts = {"target": target, "dtype": dtype, "device": device, "prompts": [list(ids)], "options": options}
@@ -58,7 +60,7 @@ def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, devi
 
 
 def measure_expansion(task: Task) -> Fractions:
-    """Milliseconds of growing a tree from synthetic rows, without draft passes, of every way of a block."""
+    """Milliseconds that every way of a block takes to grow a tree from synthetic logits, without draft passes."""
     parameters = dict(assignment.split("=") for assignment in str(task.block.value).split(","))
     policies = {name: way.policy for name, way in task.block.ways.items() if way.drafter}
     rows = time_growth(list(policies.values()), vocabs=[int(parameters["vocab"])], alphas=[float(parameters["alpha"])])

@@ -1,6 +1,6 @@
-"""What a paper publishes, as data: its methods, sets of prompts, tables and figures, values and claims.
+"""The data model of a paper: its methods, prompt sets, tables, figures, published numbers and claims.
 
-A paper is a TOML file, of the folder `papers` or the user's own; `docs/replay.md` says how to add one.
+A paper is a TOML file, in the folder `papers` or from the user; `docs/replay.md` says how to add one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +13,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
 CONTEXTS = 16
-"""Contexts after each prompt on which verifiers are compared, where no other number is asked for."""
+"""Default number of contexts after each prompt on which verifiers are compared."""
 AVERAGE, UNTOLD = "average", "untold"
-"""Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
+"""Columns of published numbers that are not a set: the mean over sets, and numbers whose set is not named."""
 AxisValue = float | int | str
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Place = tuple[str | int, ...]
-"""The way to a value of a file: names of keys, and numbers of elements of lists."""
+"""The path of a value in a TOML file: names of keys, and indices of list elements."""
 Metric = Literal[
     "speedup",
     "tokens_per_second",
@@ -68,27 +68,27 @@ UNITS: Mapping[str, str] = {
     "rounds_per_second": "rounds per second",
     "overhead_share": "share of time outside both models",
 }
-"""Every metric in words."""
+"""The name of every metric, with its unit."""
 GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_second", "memory_gain": "peak_memory"}
-"""The metric of which each gain is."""
+"""The metric behind each gain."""
 BASES: Mapping[Metric, Metric] = {**GAINS, "speedup": "tokens_per_second"}
-"""The metric of texts of which a ratio of two methods is made."""
+"""The metric of texts behind each metric that is a ratio of two methods."""
 TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
-"""Metrics that need a clock."""
+"""Metrics that need measured times."""
 COUNTED: frozenset[Metric] = frozenset({"tokens_per_second", "tpot"})
-"""Timed metrics that follow from counts where the costs of passes are known."""
+"""Timed metrics that can also be computed from counts and pass costs."""
 Average = Literal["texts", "total"]
-"""The mean of a figure of every text, or one figure of all texts together: the sum above over the sum below."""
+"""How a metric is averaged: the mean over texts, or the sum of numerators over the sum of denominators."""
 OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot"})
-"""Metrics that papers average over texts unless they say otherwise; of the others they tell the total."""
+"""Metrics that are averaged over texts unless a paper says otherwise; the others are totals."""
 
 
 class Mistake(ValueError):
-    """What is wrong in a file, and the way to it from the table that is checked."""
+    """A mistake in a file, with its path from the table that is checked."""
 
-    def __init__(self, told: str, *place: str | int) -> None:
-        super().__init__(told)
-        self.place = place
+    def __init__(self, message: str, *key_path: str | int) -> None:
+        super().__init__(message)
+        self.key_path = key_path
 
 
 class Strict(BaseModel):
@@ -96,15 +96,15 @@ class Strict(BaseModel):
 
 
 class PaperMethod(Strict):
-    """A way of decoding, as one row or line of a table.
+    """A method of decoding, as in a row of a table or a line of a figure.
 
     Attributes:
-        role: who drafts, a name of the paper's `roles`; None for plain decoding.
-        policy: its specification; `{axis}` in it stands for the value of the result's axis.
-        policies: other specifications, by the set of prompts or the value of the axis that they are for.
-        verifier: name, above temperature 0; None for the one that keeps a seed's text.
-        assisted: whether it is assisted generation by transformers at its defaults, instead of a policy.
-        lossy_window: latest tokens that the target attends to, beside the first four; None for all.
+        role: the drafter's name in the paper's `roles`; None for plain decoding.
+        policy: the tree policy; `{axis}` in it stands for the value of the result's axis.
+        policies: other policies, by the prompt set or axis value that they are for.
+        verifier: name of the verifier above temperature 0; None for the one that keeps a seed's text.
+        assisted: whether it is transformers' assisted generation at its defaults; the policy is then unused.
+        lossy_window: number of latest tokens that the target attends to besides the first four; None for all tokens.
     """
 
     role: str | None = None
@@ -115,17 +115,17 @@ class PaperMethod(Strict):
     lossy_window: int | None = None
 
     def policy_at(self, prompt_set: str, value: AxisValue | None = None) -> str:
-        """The specification on a set of prompts and at a value of the axis, which is filled in."""
+        """The policy for a prompt set and axis value, with the value filled in."""
         policies = (self.policies[key] for key in (prompt_set, str(value)) if key in self.policies)
         return next(policies, self.policy).replace("{axis}", str(value))
 
 
 class Role(Strict):
-    """Who drafts in a paper's experiments.
+    """A drafter in a paper's experiments.
 
     Attributes:
-        paper: checkpoints in the paper.
-        stand_in: the drafter on the embedded target; None where there is none.
+        paper: the paper's checkpoints.
+        stand_in: the drafter that stands for it on the embedded target; None without one.
     """
 
     paper: str
@@ -133,12 +133,12 @@ class Role(Strict):
 
 
 class Reference(Strict):
-    """A row whose published tokens per round a drafter is fitted to: it is then as near to the target as the paper's.
+    """A row that a drafter is fitted to, so that it has the row's published tokens per round.
 
     Attributes:
-        method: the row.
-        result: the table that has it.
-        tau: its tokens per round where that table does not print them; else those of the table.
+        method: method of the row.
+        result: table of the row.
+        tau: its tokens per round; None if the table prints them.
     """
 
     method: str
@@ -147,12 +147,12 @@ class Reference(Strict):
 
 
 class RoundCost(Strict):
-    """What a round of chains costs by a row of a paper, tau / R in passes of the target over one token.
+    """The cost of a round of chains in a row of a paper: tau / R, in units of a target pass over one token.
 
     Attributes:
-        nodes: nodes of the target pass, one more than the draft passes.
+        nodes: number of nodes of the target pass, one more than the draft passes.
         cost: the cost.
-        error: its standard error, from what the paper prints behind the ± of the row.
+        error: its standard error, from the ± of the row.
     """
 
     nodes: int = Field(ge=2)
@@ -161,19 +161,19 @@ class RoundCost(Strict):
 
 
 class Model(Strict):
-    """A target of a paper, with what passes cost in its experiments, in passes of the target over one token.
+    """A target of a paper, with the costs of passes in its experiments, in units of a target pass over one token.
 
     Attributes:
         draft_pass: c, the cost of a draft pass, by role.
-        target_pass: v(n), the cost of a target pass over so many nodes, linear between them; the first is of 1.
-        round: h, the cost of a round beside its passes.
-        source: how the paper's numbers tell it.
-        line: the line of the paper's text that has the numbers.
-        rounds: the rows of chains that c and h follow from, if their errors are printed: two rows give both, one row
-            gives c where h is another paper's.
-        round_error: the standard error of h, where it is another paper's.
-        samples: texts of a row, on which its errors rest.
-        references: rows to fit a drafter to, of greedy and of sampled texts.
+        target_pass: v(n), the cost of a target pass, by number of nodes; linear between them, and 1 for one node.
+        round: h, the cost of a round outside its passes.
+        source: how the costs follow from the paper's numbers.
+        line: line of these numbers in the paper's text.
+        rounds: rows of chains that c and h follow from, if errors are printed. Two rows give both; one row gives c if h
+            is from another paper.
+        round_error: standard error of h if it is from another paper.
+        samples: number of texts behind the errors of a row.
+        references: rows that drafters are fitted to, for greedy and for sampled texts.
     """
 
     draft_pass: dict[str, NotNegative]
@@ -199,11 +199,11 @@ class PromptSet(Strict):
     """A set of prompts.
 
     Attributes:
-        file: the file in the folder of `--data`, without ending.
-        category: takes the file's lines whose category begins with it; None for all.
+        file: name of the file in the folder of `--data`, without its ending.
+        category: beginning of the category of the file's lines that belong to the set; None for all lines.
         stand_in: whether the paper's own prompts are others of the same kind.
-        withheld: why none of these prompts ship, such as their licence; None where some do.
-        part: the part of the set that ships, where what ships is of some of its tasks alone; None else.
+        withheld: why none of these prompts ship, such as their licence; None if some do.
+        part: which tasks of the set ship; None for all.
     """
 
     file: str
@@ -217,13 +217,13 @@ class Axis(Strict):
     """What a figure or a sweep varies.
 
     Attributes:
-        name: the name for people: "budget N".
-        values: the values in order, as specifications, temperatures or lengths have them.
-        grid: parameters with their values, instead of `values`, which are then all combinations, the last parameter
-            running fastest: "depth=4,breadth=2".
-        varies: "policy" fills `{axis}` in specifications, the others set the option of that name; "rows" are synthetic,
-            with a vocabulary and an exponent of Zipf's law: "vocab=32000,alpha=0.7".
-        ours: whether the paper does not tell its values, so that these are ours.
+        name: name to display, such as "budget N".
+        values: the values in order, as in policies, or as temperatures or lengths.
+        grid: values by parameter, instead of `values`. These become all combinations, such as "depth=4,breadth=2"; the
+            last parameter varies fastest.
+        varies: "policy" fills `{axis}` in policies, and a name of an option sets it. "rows" describes synthetic logits
+            by vocabulary and exponent of Zipf's law, such as "vocab=32000,alpha=0.7".
+        ours: whether the values are ours, since the paper does not give its own.
     """
 
     name: str
@@ -234,11 +234,11 @@ class Axis(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _combine(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "grid" not in given or "values" in given:
-            return given
-        points = product(*([f"{name}={value}" for value in values] for name, values in given["grid"].items()))
-        return {**given, "values": [",".join(point) for point in points]}
+    def _combine(cls, axis: Any) -> Any:
+        if not isinstance(axis, dict) or "grid" not in axis or "values" in axis:
+            return axis
+        points = product(*([f"{name}={value}" for value in values] for name, values in axis["grid"].items()))
+        return {**axis, "values": [",".join(point) for point in points]}
 
     @model_validator(mode="after")
     def _can_be_set(self) -> "Axis":
@@ -254,14 +254,14 @@ class Published(Strict):
     """A block of published numbers, as the paper prints it.
 
     Attributes:
-        line: the line of the paper's text, where the block begins.
-        metric: what the numbers are; shares are of 1, gains in per cent.
+        line: line of the block's beginning in the paper's text.
+        metric: metric of the numbers; shares are between 0 and 1, gains in per cent.
         columns: names of sets, `AVERAGE`, `UNTOLD`, or values of the axis.
-        rows: per method, a number per column; "nan" where there is none.
-        errors: what stands behind a number's ±, in the same places.
-        model: the target in the paper.
-        temperature: the temperature the target samples at.
-        set: the set of prompts, where columns are values of the axis.
+        rows: by method, a number per column; "nan" for a missing one.
+        errors: the ± of the numbers, in the same form.
+        model: the paper's target.
+        temperature: sampling temperature.
+        set: the prompt set, if columns are values of the axis.
     """
 
     line: int
@@ -283,12 +283,12 @@ class Published(Strict):
 
 
 class _Claim(Strict):
-    """What a paper says.
+    """A claim of a paper.
 
     Attributes:
-        id: short, for a person to name it by.
-        text: what the paper says, in our words.
-        line: the line of the paper's text.
+        id: short name.
+        text: the claim in our words.
+        line: its line in the paper's text.
         main: whether it is one of the paper's main claims.
     """
 
@@ -299,7 +299,7 @@ class _Claim(Strict):
 
     @property
     def names(self) -> list[str]:
-        """The methods that are measured for it, each as `method` or `method@value`."""
+        """The methods that it needs, each as `method` or `method@value`."""
         return []
 
 
@@ -307,8 +307,8 @@ class _Measurable(_Claim):
     """A claim that is judged.
 
     Attributes:
-        metric: what is compared.
-        temperature: None for all of the result.
+        metric: metric that is compared.
+        temperature: sampling temperature; None for all temperatures of the result.
     """
 
     metric: Metric
@@ -316,20 +316,20 @@ class _Measurable(_Claim):
 
 
 class Comparison(_Measurable):
-    """A claim that one method is ahead of another, over all sets of the result.
+    """A claim that a metric of one method is greater or less than that of others, over all sets of the result.
 
     Attributes:
-        left: method, or `method@value` for a value of the axis or a set of prompts.
-        right: one method or several; of several, the one that the left one is least ahead of counts.
-        right_metric: what is taken of the right side; None for the same metric.
-        sign: whether left is greater or less.
-        hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
-        others: methods in place of the left one at other values of that number, by value.
+        left: a method, or `method@value` for a value of the axis or a prompt set.
+        right: one method or several; the claim must hold for each.
+        right_metric: metric of the right side; None for the same.
+        sign: whether the left side is greater or less.
+        hangs_on: a number that the paper leaves open and the claim depends on, with the value that is used here.
+        others: by other value of that number, the method that stands for `left`.
     """
 
     kind: Literal["comparison"] = "comparison"
     left: str
-    right: Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+    right: Annotated[list[str], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
     right_metric: Metric | None = None
     sign: Literal[">", "<"]
     hangs_on: str | None = None
@@ -357,7 +357,7 @@ class Bound(_Measurable):
 class Order(_Measurable):
     """A claim that methods come in an order, the highest first; it is judged by Kendall's tau.
 
-    It cannot be a main claim: these are corrected for their number, which takes a p-value.
+    It cannot be a main claim. Those are corrected for their number, which takes a p-value.
     """
 
     kind: Literal["order"]
@@ -372,7 +372,7 @@ class Order(_Measurable):
 class Trend(_Measurable):
     """A claim that a metric of a method rises or falls along the axis, from its first value to its last.
 
-    With `over`, a second method, it is the ratio of `method` to that one which rises or falls.
+    With `over`, the ratio of `method` to this second method rises or falls.
     """
 
     kind: Literal["trend"]
@@ -400,34 +400,34 @@ Claim = Annotated[
     | Annotated[NotComparable, Tag("not_comparable")],
     Discriminator(lambda claim: claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind),
 ]
-"""One of five kinds; without a `kind` it is a comparison."""
+"""A claim of one of five kinds; without a `kind`, it is a comparison."""
 JudgedClaim = Comparison | Bound | Order | Trend
-"""One that is not `NotComparable`."""
+"""A claim that can be judged."""
 
 
 class Result(Strict):
     """A table or figure.
 
     Attributes:
-        title: short, in our words.
-        line: the line of the paper's text.
-        kind: how it is replayed: "decoding" runs methods over prompts, "acceptance" compares verifiers on the same
-            contexts, "memory" runs each method in a process of its own, "expansion" times growth on synthetic rows.
-        figure: how a picture of it is drawn; None for a table.
+        title: short title in our words.
+        line: its line in the paper's text.
+        kind: how it is replayed. "decoding" runs methods on prompts, "acceptance" compares verifiers on the same
+            contexts, "memory" runs each method in a process of its own, "expansion" times growth on synthetic logits.
+        figure: kind of figure; None for a table.
         methods: names of the paper's methods, as rows or lines.
-        sets: names of the paper's sets.
-        temperatures: the temperatures the target samples at.
-        axis: what is varied; None for nothing.
-        second_axis: what a sweep varies beside it, every value with every other; None for nothing. Published values
-            and claims are of the result's own setting.
-        metrics: shown, the first one first.
-        over: by method, the method that its gains are over; plain decoding where none is named.
-        max_new_tokens: new tokens of the paper.
-        prompt_tokens: the paper's longest prompt, or that of each set; None if it is not told.
-        published: values.
-        claims: what the paper concludes.
-        not_comparable: what of it says nothing here, and why; None if all of it does.
-        unavailable: why it cannot be replayed at all; None where it can.
+        sets: names of the paper's prompt sets.
+        temperatures: sampling temperatures.
+        axis: what varies; None for nothing.
+        second_axis: what a sweep also varies, in all combinations; None for nothing. Published numbers and claims are
+            about the result's own setting.
+        metrics: metrics in the order of display.
+        over: by method, the method that its gains are measured against; plain decoding by default.
+        max_new_tokens: new tokens in the paper.
+        prompt_tokens: maximum length of prompts in the paper, for all sets or by set; None if it is not given.
+        published: blocks of published numbers.
+        claims: the paper's claims.
+        not_comparable: what of it means nothing here, and why; None if everything is meaningful.
+        unavailable: why it cannot be replayed; None if it can.
     """
 
     title: str
@@ -449,21 +449,21 @@ class Result(Strict):
     unavailable: str | None = None
 
     def longest_prompt(self, prompt_set: str) -> int | None:
-        """Tokens of a prompt of a set, at most."""
+        """The maximum length of a set's prompts in tokens; None if the paper does not give it."""
         return self.prompt_tokens.get(prompt_set) if isinstance(self.prompt_tokens, dict) else self.prompt_tokens
 
     @property
     def axes(self) -> list[Axis]:
-        """What is varied, by one axis or two."""
+        """The axes: none, one or two."""
         return [axis for axis in (self.axis, self.second_axis) if axis]
 
     @property
     def values(self) -> list[AxisValue]:
-        """Of both axes."""
+        """The values of all axes."""
         return [value for axis in self.axes for value in axis.values]
 
     def printed_taus(self, model: str, method: str) -> dict[str, float]:
-        """The tokens per round that are printed of a method on a target, by column."""
+        """The published tokens per round of a method on a target, by column."""
         for block in self.published:
             if block.metric == "tau" and block.model == model and method in block.rows:
                 row = zip(map(str, block.columns), block.rows[method], strict=True)
@@ -471,7 +471,7 @@ class Result(Strict):
         return {}
 
     def is_judged(self, claim: Claim, *, timed: bool) -> bool:
-        """Whether a claim can be judged by time, or else by counts at given costs; claims on speed can by both."""
+        """Whether a claim can be judged by time, or by counts at given costs; claims about speed can by both."""
         if isinstance(claim, NotComparable) or self.unavailable:
             return False
         base = BASES.get(claim.metric, claim.metric)
@@ -479,10 +479,10 @@ class Result(Strict):
         return needs_clock if timed else not needs_clock or (self.kind == "decoding" and base in COUNTED)
 
     def check_names(self) -> None:
-        """Whether claims and columns name what the result has.
+        """Check that claims and columns name methods, values and sets of the result.
 
         Raises:
-            Mistake: one does not.
+            Mistake: a name is not among them.
         """
         for name in (*self.over, *self.over.values()):
             _among(name, self._decoded, "over")
@@ -498,14 +498,14 @@ class Result(Strict):
     def _decoded(self) -> list[str]:
         return list(dict.fromkeys([AUTOREGRESSIVE, *self.methods]))
 
-    def _check_claim(self, claim: Claim, places: Sequence[str], number: int) -> None:
+    def _check_claim(self, claim: Claim, axis_points: Sequence[str], number: int) -> None:
         key_path = ("claims", number)
         if claim.id in [predecessor.id for predecessor in self.claims[:number]]:
             raise Mistake(f"{claim.id!r} is the id of an earlier claim, too; rename one", *key_path, "id")
         for name in claim.names:
             method, separator, value = name.partition("@")
             _among(method, self._decoded, *key_path)
-            _among(value if separator else None, places, *key_path)
+            _among(value if separator else None, axis_points, *key_path)
         if isinstance(claim, NotComparable):
             return
         temperatures = [value for axis in self.axes if axis.varies == "temperature" for value in axis.values]
@@ -525,14 +525,14 @@ class Paper(Strict):
 
     Attributes:
         title: the title.
-        source: the source where it is published.
-        ignore_eos: whether its texts go on past EOS tokens, so that all have the same length.
-        averages: by metric how it averages, where it does otherwise than `OF_TEXTS` says.
-        models: targets by name, the one that is compared by default first.
-        roles: who drafts, by the paper's name.
-        methods: the methods, by name, plain decoding under `AUTOREGRESSIVE` always among them.
-        sets: sets of prompts by name.
-        results: tables as "1" and figures as "fig3", by name; parts of one that differ in what is run as "fig3a".
+        source: where it is published.
+        ignore_eos: whether its texts continue past EOS tokens, so that all have the same length.
+        averages: by metric, how it averages, if not as `OF_TEXTS` says.
+        models: targets by name; the first is compared by default.
+        roles: drafters by the paper's name.
+        methods: methods by name; plain decoding is always among them, as `AUTOREGRESSIVE`.
+        sets: prompt sets by name.
+        results: tables and figures by name, such as "1", "fig3", or "fig3a" for a part that is run apart.
     """
 
     title: str
@@ -547,7 +547,7 @@ class Paper(Strict):
 
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Paper":
-        """Every name that is used is there."""
+        """Check that every name that is used exists."""
         if AUTOREGRESSIVE not in self.methods:
             message = f"plain decoding, {AUTOREGRESSIVE}, is missing among the methods; add {AUTOREGRESSIVE} = {{}}"
             raise Mistake(message, "methods")
@@ -565,7 +565,7 @@ class Paper(Strict):
             try:
                 result.check_names()
             except Mistake as error:
-                raise Mistake(str(error), "results", name, *error.place) from None
+                raise Mistake(str(error), "results", name, *error.key_path) from None
         for name, model in self.models.items():
             for role in model.draft_pass:
                 _among(role, self.roles, "models", name, "draft_pass", role)
@@ -586,6 +586,6 @@ class Paper(Strict):
             raise Mistake(f"{message} for {', '.join(sorted(lacking_sets))}; give them as tau = 2.5", *key_path)
 
 
-def _among(name: object, names: Collection[object], *place: str | int) -> None:
+def _among(name: object, names: Collection[object], *key_path: str | int) -> None:
     if name is not None and name not in names:
-        raise Mistake(f"{name!r} is none of {', '.join(map(str, names))}", *place)
+        raise Mistake(f"{name!r} is none of {', '.join(map(str, names))}", *key_path)

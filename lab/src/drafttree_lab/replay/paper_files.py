@@ -1,4 +1,4 @@
-"""Reads the papers' files, and tells in which line of one a mistake is, which tomllib does not."""
+"""Reads the papers' files, and finds the line of a mistake, which tomllib does not tell."""
 
 import re
 import reprlib
@@ -17,18 +17,18 @@ from drafttree.measure.prompts import read_text
 from drafttree_lab.replay.paper import Mistake, Paper, Place, Strict
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-"""A key that TOML takes without quotes."""
+"""A key that TOML allows without quotes."""
 KEPT = "papers"
-"""The folder within that of a replay where its papers from outside are kept."""
+"""Name of the subfolder of a replay that has its papers from outside."""
 _OUTSIDE: dict[str, Path] = {}
 """The files of the papers from outside, by name."""
 
 
 def use_papers(paths: Sequence[Path]) -> list[str]:
-    """Know the papers of some files beside drafttree's, in place of those of earlier files; their names are returned.
+    """Register papers from outside, in place of earlier ones, and return their names.
 
     Raises:
-        ConfigError: a file has a mistake, or its name is that of another paper.
+        ConfigError: a file has a mistake, or the name of another paper.
         InputError: a file cannot be read.
     """
     _OUTSIDE.clear()
@@ -42,7 +42,7 @@ def use_papers(paths: Sequence[Path]) -> list[str]:
 
 
 def keep_papers(folder: Path) -> None:
-    """Copy the files of papers from outside to the folder of a replay, where its report finds them."""
+    """Copy the files of papers from outside to the folder of a replay, for its report."""
     for name, path in _OUTSIDE.items():
         (folder / KEPT).mkdir(exist_ok=True)
         (folder / KEPT / f"{name}.toml").write_bytes(path.read_bytes())
@@ -58,7 +58,7 @@ def read_paper(name: str) -> Paper:
     """A paper by its name.
 
     Raises:
-        ConfigError: there is no such paper, or its file has a mistake; the message has its line.
+        ConfigError: the paper is unknown, or its file has a mistake; the message has the line.
         InputError: the file cannot be read.
     """
     text = _read(name)
@@ -66,11 +66,11 @@ def read_paper(name: str) -> Paper:
         return Paper.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{_OUTSIDE.get(name, name)}: {error}") from None
-    except ValidationError as error:  # a key that is none comes before the one that is missing in its place
-        problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    except ValidationError as error:  # an unknown key comes first: a missing one may be the same key misspelt
+        problem = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
     context = problem.get("ctx", {})
     cause = context.get("error")
-    steps = (*problem["loc"], *(cause.place if isinstance(cause, Mistake) else ()))
+    steps = (*problem["loc"], *(cause.key_path if isinstance(cause, Mistake) else ()))
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         keys = _keys(Strict)
@@ -85,19 +85,21 @@ def read_paper(name: str) -> Paper:
     raise mistake(name, steps, message)
 
 
-def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
-    """An error with the file of a paper, the line in it, and the key.
+def mistake(paper: str, steps: Sequence[str | int], problem: str) -> ConfigError:
+    """An error with the file of a paper, the line, the key and the problem.
 
     Args:
-        steps: the way to the key, as `locate` takes it.
+        paper: name of the paper.
+        steps: the path of the key, as for `locate`.
+        problem: what is wrong.
     """
     key_path, line = locate(_read(paper), steps)
     location = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
-    return ConfigError(": ".join(filter(None, [location, _dotted(key_path), told])))
+    return ConfigError(": ".join(filter(None, [location, _dotted(key_path), problem])))
 
 
 def measurable_claims(papers: Sequence[str], timed: bool) -> int:
-    """How many claims of some papers can be judged by counts, or by time; of papers whose file is gone, none."""
+    """The number of claims of some papers that can be judged by counts, or by time; papers without a file have none."""
     existing_papers = [name for name in papers if name in paper_names()]
     results = (result for name in existing_papers for result in read_paper(name).results.values())
     return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
@@ -123,23 +125,23 @@ def _read(name: str) -> str:
     return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _dotted(place: Place) -> str:
-    """A place as TOML writes it; the line tells which element of a list it is in."""
-    names = (step for step in place if isinstance(step, str))
+def _dotted(key_path: Place) -> str:
+    """A path as TOML writes it, without indices: the line tells which element of a list it is in."""
+    names = (step for step in key_path if isinstance(step, str))
     return ".".join(name if BARE_KEY.fullmatch(name) else f'"{name}"' for name in names)
 
 
 def _keys(model: type[BaseModel]) -> set[str]:
-    """The keys of all tables."""
+    """The keys of a model and of all its subclasses."""
     return {*model.model_fields}.union(*map(_keys, model.__subclasses__()))
 
 
 def locate(text: str, steps: Sequence[str | int]) -> tuple[Place, int | None]:
-    """The steps of a way that a document has, and the line of the last of them; None where it has none.
+    """The part of a path that a document has, and the line of its last key; None if it has none of it.
 
     Args:
         text: a valid TOML document.
-        steps: as pydantic tells a location: with steps between them that are no keys, and the last may be missing.
+        steps: a location from pydantic. It may have steps that are not keys, and its last key may be missing.
     """
     lines = _key_lines(text)
     key_path: Place = ()
@@ -150,7 +152,7 @@ def locate(text: str, steps: Sequence[str | int]) -> tuple[Place, int | None]:
 
 
 def _key_lines(text: str) -> dict[Place, int]:
-    """The line of every key. Keys within a statement have the line on which it begins."""
+    """The line of every key; keys within a statement have its first line."""
     lines: dict[Place, int] = {}
     lengths = Counter[Place]()
     table: Place = ()
@@ -161,7 +163,7 @@ def _key_lines(text: str) -> dict[Place, int]:
         statement += line
         try:
             document = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:  # it goes on on the next line
+        except tomllib.TOMLDecodeError:  # the statement continues on the next line
             continue
         if statement.lstrip().startswith("["):
             *_, header = _places(document)
@@ -180,7 +182,7 @@ def _key_lines(text: str) -> dict[Place, int]:
 
 
 def _places(value: Any) -> Iterator[Place]:
-    """The ways to all that is in a value."""
+    """The paths of everything in a value."""
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, child in steps:
         yield (step,)

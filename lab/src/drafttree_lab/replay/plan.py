@@ -1,4 +1,4 @@
-"""What is run for tables and figures: the ways that run by turns on the same prompts, and the tasks in their order."""
+"""What a replay runs: the ways that write the same prompts in turns, and the tasks in their order."""
 
 import ast
 import hashlib
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ from drafttree_lab.replay.paper import (
 from drafttree_lab.replay.paper_files import mistake, read_paper
 
 NO_PROMPTS = ""
-"""The set of results that need no prompts."""
+"""Name of the prompt set of results that need no prompts."""
 Digests = Mapping[Place, Sequence[str]]
-"""Digests of the prompts of the papers' sets."""
+"""Digests of prompts, by paper and set."""
 Key = tuple[str | int | float, ...]
 
 
@@ -46,9 +47,9 @@ class Sizes:
         max_new_tokens: new tokens of a text, at most.
         prompt_tokens: tokens of a prompt, at most; None for the paper's.
         chat: whether prompts are chats, which are not cut.
-        points: values of an axis at most, the first and the last among them; None for all.
-        model: a target of the papers, whose published numbers and costs are compared; None for that
-            of each result, or the paper's first where a result has several.
+        points: maximum number of values of an axis, the first and the last among them; None for all.
+        model: the target of the papers whose published numbers and costs are compared. None for the target of each
+            result, or the paper's first if the result has several.
         contexts: contexts after each prompt on which verifiers are compared.
     """
 
@@ -63,11 +64,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ReplayMethod(Method):
-    """A row of a paper's table as it is run: drafter, tree policy and verifier, or what a paper compares with them.
+    """A method of a paper as it is run: drafter, tree policy and verifier, or a baseline of the paper.
 
     Attributes:
-        assisted: whether the drafter assists transformers' own `generate` at its defaults; the policy is not used.
-        lossy_window: latest tokens that the target attends to, beside the first four (StreamingLLM); None for all.
+        assisted: whether it is transformers' assisted generation at its defaults; the policy is then unused.
+        lossy_window: number of latest tokens that the target attends to besides the first four (StreamingLLM); None for
+            full attention.
     """
 
     assisted: bool = False
@@ -75,7 +77,7 @@ class ReplayMethod(Method):
 
     @property
     def learns(self) -> bool:
-        """Whether a text depends on those before it."""
+        """Whether a text depends on earlier texts."""
         return self.drafter is not None and self.policy.remembers and not self.assisted
 
     @property
@@ -87,27 +89,36 @@ class ReplayMethod(Method):
 
     @cached_property
     def key(self) -> str:
-        """The specification, with a digest of the code of each part of the user's own, which may change.
-
-        The code is the file of the class, with the files of its folder that this one imports, directly or not.
-        """
+        """The specification, with a digest of the code of every class from outside drafttree, since that may change."""
         from drafttree.loading import parse_drafter
 
         classes = [type(self.policy), self.verifier, parse_drafter(self.drafter).drafter_class]
-        outside_classes = [cls for cls in classes if cls and cls.__module__.partition(".")[0] != "drafttree"]
-        codes = (b"".join(map(Path.read_bytes, _sources(Path(inspect.getfile(cls))))) for cls in outside_classes)
-        return "|".join([self.spec, *map(short_digest, codes)])
+        digests: list[str] = []
+        for cls in classes:
+            if cls and cls.__module__.partition(".")[0] != "drafttree":
+                sources = _sources(Path(inspect.getfile(cls)))
+                digests.append(short_digest(b"".join(map(Path.read_bytes, sources))))
+        return "|".join([self.spec, *digests])
 
 
 def _sources(module: Path) -> list[Path]:
+    """The file of a module, and the files of its folder that it imports, directly or not."""
     sources = [module]
-    for source in sources:
-        for node in ast.walk(ast.parse(source.read_bytes())):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-                paths = [module.with_name(f"{component}.py") for name in names for component in name.split(".")]
-                sources += [path for path in dict.fromkeys(paths) if path not in sources and path.is_file()]
+    for source in sources:  # grows in the loop
+        for name in _imported_names(source):
+            path = module.with_name(f"{name}.py")
+            if path not in sources and path.is_file():
+                sources.append(path)
     return sources
+
+
+def _imported_names(source: Path) -> Iterator[str]:
+    """Every name between the dots of what a file imports."""
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (getattr(node, "module", None) or "").split(".")
+            for alias in node.names:
+                yield from alias.name.split(".")
 
 
 @dataclass(frozen=True)
@@ -115,11 +126,11 @@ class Setting:
     """What a text depends on besides prompt and way.
 
     Attributes:
-        set: the set of prompts, by its name in the paper.
-        temperature: the temperature the target samples at.
+        set: name of the prompt set in the paper.
+        temperature: sampling temperature.
         max_new_tokens: new tokens of the text.
-        prompt_tokens: tokens of the prompt, at most; None for no limit but the context.
-        ignore_eos: whether it goes on past EOS tokens.
+        prompt_tokens: maximum length of the prompt; None for the target's context.
+        ignore_eos: whether the text continues past EOS tokens.
     """
 
     set: str
@@ -130,24 +141,23 @@ class Setting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `Decoder.generate` that are of it."""
+        """Options of `Decoder.generate`."""
         return {name: getattr(self, name) for name in ("temperature", "max_new_tokens", "ignore_eos")}
 
     @property
     def key(self) -> Key:
-        """As a part of the keys of cells, which have the digest of the prompt in place of the set."""
+        """Part of the keys of cells; the prompt's digest stands for the set there."""
         return (self.temperature, self.max_new_tokens, self.prompt_tokens or 0, int(self.ignore_eos))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Ways that run by turns, on the same prompts and at the same setting.
+    """Ways that write the same prompts in turns, at one setting.
 
     Attributes:
-        setting: the setting of all.
-        value: the value of the first axis that varies a setting; None where there is none.
-        ways: the ways, by the name of the method, or `method@value` where the axis varies policies; plain decoding
-            first.
+        setting: the setting of all ways.
+        value: the value of the first axis that varies a setting; None without such an axis.
+        ways: ways by method name, or by `method@value` if the axis varies policies. Plain decoding comes first.
     """
 
     setting: Setting
@@ -156,7 +166,7 @@ class Block:
 
     @property
     def digest(self) -> str:
-        """Of all its ways."""
+        """A digest of all ways."""
         return short_digest(sorted((name, way.key) for name, way in self.ways.items()))
 
 
@@ -165,16 +175,16 @@ class Experiment:
     """A result of a paper with its runs.
 
     Attributes:
-        paper: its name.
-        name: the name of the result, "1" or "fig3".
-        missing: methods that cannot be run, with the reason.
+        paper: name of the paper.
+        name: name of the result, such as "1" or "fig3".
+        missing: by method that cannot be run, the reason.
         model: the target of the paper whose published numbers are compared.
-        costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
-        draws: many other costs that its rows allow, by the errors they are printed with; empty where none are printed.
-        averages: by metric how the paper averages, where it does otherwise than most.
-        notes: what the prompts of its sets lack, a clause each.
-        is_timed: whether times are wanted, where the run as a whole is timed.
-        contexts: contexts after each prompt on which verifiers are compared.
+        costs: by method, the pass costs that the paper gives.
+        draws: by method, many other pass costs within the printed errors; empty if the paper prints no errors.
+        averages: by metric, the paper's way of averaging, if unusual.
+        notes: what its prompt sets lack, a clause each.
+        is_timed: whether this result is timed in a run that measures times.
+        contexts: number of contexts after each prompt on which verifiers are compared.
     """
 
     paper: str
@@ -192,7 +202,7 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """Paper and result."""
+        """The names of paper and result, such as "talon/fig3"."""
         return f"{self.paper}/{self.name}"
 
     def average(self, metric: Metric) -> Average:
@@ -200,33 +210,33 @@ class Experiment:
         return self.averages.get(metric, "texts" if metric in OF_TEXTS else "total")
 
     def is_of_its_setting(self, block: Block) -> bool:
-        """Whether claims and published numbers are about a block, and not about values of a second axis."""
+        """Whether claims and published numbers are about a block; False for other values of a second axis."""
         return not self.result.second_axis or block.setting.max_new_tokens == self.result.max_new_tokens
 
     @property
     def runs(self) -> int:
-        """Texts of a prompt of every set."""
+        """Number of texts for one prompt of every set."""
         return sum(len(block.ways) for block in self.blocks)
 
     @property
     def most_prompts(self) -> int | None:
-        """Prompts of a set that say all there is to say; None where more of them say more."""
+        """Number of prompts of a set that suffice; None if more prompts make the result more exact."""
         return 1 if self.result.kind == "memory" else None
 
     @property
     def main(self) -> bool:
-        """Whether a main claim rests on it."""
-        return any(claim.main for claim in self.result.claims)
+        """Whether it has a main claim."""
+        return any(map(attrgetter("main"), self.result.claims))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is run at once: one prompt of a block of an experiment, in one repeat.
+    """One prompt of a block of an experiment, in one repeat.
 
     Attributes:
-        prompt: number of the prompt in its set.
-        digest: the digest of its token ids.
-        earlier: digests of the prompts before it in its set, which policies that learn between texts have seen.
+        prompt: index of the prompt in its set.
+        digest: digest of its token ids.
+        earlier: digests of the prompts before it in its set, from which policies that remember have learned.
     """
 
     experiment: Experiment
@@ -238,12 +248,12 @@ class Task:
 
     @property
     def turn_key(self) -> Key:
-        """Of its times, for exactly these ways: each ran beside all others, for whatever result."""
+        """The key of its times. It names all ways, since they ran in turns; results share it."""
         return ("turn", self.block.digest, *self.block.setting.key, self.digest, self.repeat)
 
     @property
     def other_key(self) -> Key:
-        """Of its cell, in a result of another kind than decoding."""
+        """The key of its cell, in a result that is not about decoding."""
         result_kind = self.experiment.result.kind
         block = self.block
         contexts = self.experiment.contexts
@@ -251,7 +261,7 @@ class Task:
         return (result_kind, block.digest, str(block.value), *block.setting.key, self.digest, *contexts_key)
 
     def counts_key(self, way: ReplayMethod) -> Key:
-        """Of the counts of one of its ways, which every result with the same setting shares."""
+        """The key of the counts of one of its ways; results with the same setting share it."""
         learned = [short_digest(list(self.earlier))] if way.learns else []
         return ("counts", way.key, *self.block.setting.key, self.digest, *learned)
 
@@ -262,13 +272,14 @@ def short_digest(value: object) -> str:
 
 
 def check_paper(paper: str, drafters: Mapping[str, str]) -> None:
-    """Whether all that a paper names can be used: costs, drafters, policies, and verifiers with these.
+    """Check that the costs, drafters, policies and verifiers that a paper names can be used, and go together.
 
     Args:
-        drafters: the drafters, by role; stand-ins that are not among them are not looked for.
+        paper: name of the paper.
+        drafters: drafters by role; a stand-in is checked only if it is among them.
 
     Raises:
-        ConfigError: something cannot; the message has the line of the paper's file.
+        ConfigError: one of them cannot be used; the message has the line of the paper's file.
     """
     from drafttree.loading import parse_drafter
 
@@ -305,7 +316,7 @@ def plan_all(
     prompts: PromptTexts,
     sizes: Sizes,
 ) -> list[Experiment]:
-    """The runs of results, without sets that have no prompts, but with what those lack; arguments as for `plan`."""
+    """The experiments of results. Sets without prompts are left out and named as missing. Arguments as for `plan`."""
     experiments = []
     for paper, name in results:
         experiment = plan(paper, name, drafters, missing_roles, sizes)
@@ -322,7 +333,7 @@ def plan_all(
 
 
 def clauses(reasons: Mapping[str, str]) -> list[str]:
-    """Each reason once, behind the names of all it holds for."""
+    """A clause for each reason, such as "a, b: no drafter", with all names that have it."""
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names_by_reason.setdefault(reason, []).append(name)
@@ -332,13 +343,13 @@ def clauses(reasons: Mapping[str, str]) -> list[str]:
 def plan(
     paper: str, name: str, drafters: Mapping[str, str], missing_roles: Mapping[str, str], sizes: Sizes
 ) -> Experiment:
-    """The runs of a result.
+    """The experiment of a result.
 
     Args:
-        paper: its name.
-        name: the name of the result.
-        drafters: the drafters, by role.
-        missing_roles: roles without a drafter, with the reason.
+        paper: name of the paper.
+        name: name of the result.
+        drafters: drafters by role.
+        missing_roles: by role without a drafter, the reason.
         sizes: how much is run.
     """
     publication = read_paper(paper)
@@ -371,13 +382,13 @@ def plan(
 
 
 def _default_model(paper: Paper, result: Result) -> str:
-    """The target of a result, or the paper's first where it has several or none."""
-    printed_models = {published_block.model for published_block in result.published} & paper.models.keys()
+    """The target of a result; the paper's first if the result has several or none."""
+    printed_models = set(map(attrgetter("model"), result.published)) & paper.models.keys()
     return printed_models.pop() if len(printed_models) == 1 else next(iter(paper.models))
 
 
 def _too_long(result: Result, sizes: Sizes) -> dict[str, str]:
-    """Lengths of an axis that are longer than texts may be, with the reason."""
+    """The values of a length axis above `max_new_tokens`, with the reason; empty if there are none."""
     excess_lengths = []
     for axis in result.axes:
         if axis.varies == "max_new_tokens":
@@ -389,7 +400,7 @@ def _too_long(result: Result, sizes: Sizes) -> dict[str, str]:
 
 
 def _pass_costs(model: Model, methods: Mapping[str, PaperMethod]) -> tuple[dict[str, PassCosts], dict[str, PassCosts]]:
-    """What passes cost by the paper, by method, and many other costs that its rows allow."""
+    """The paper's pass costs by method; and by method, the many other costs that the paper's rows allow."""
     costs: dict[str, PassCosts] = {}
     draws: dict[str, PassCosts] = {}
     for name, method in methods.items():
@@ -403,7 +414,7 @@ def _pass_costs(model: Model, methods: Mapping[str, PaperMethod]) -> tuple[dict[
 def _blocks(
     paper: Paper, result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
 ) -> Iterator[Block]:
-    """A block for every set of prompts, temperature and value of the axes that vary a setting."""
+    """A block for every combination of prompt set, temperature and values of the axes that vary a setting."""
     axes = [axis for axis in result.axes if axis.varies != "policy"]
     points = product(*(_thinned(axis.values, sizes.points) for axis in axes))
     for values, temperature, name in product(points, result.temperatures, result.sets or [NO_PROMPTS]):
@@ -430,7 +441,7 @@ def _ways(
     value: AxisValue | None,
     sizes: Sizes,
 ) -> dict[str, ReplayMethod]:
-    """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
+    """The ways of a block by name; a method whose policy the axis varies has a way for each value."""
     axes = [axis for axis in result.axes if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
     ways = {}
@@ -449,7 +460,7 @@ def _ways(
 
 
 def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisValue]:
-    """So many of the values, evenly spaced from the first to the last."""
+    """Values at `points` evenly spaced indices, from the first to the last; the last alone for one point."""
     if points is None or points >= len(values):
         return values
     if points == 1:
@@ -458,18 +469,20 @@ def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisVa
 
 
 def groups(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
-    """Experiments in the order in which they are run: those with a main claim together, then each of the others.
+    """Experiments in the order of running: all with a main claim as one group, then each of the others by itself.
 
-    Those with the fewest runs come first, as a result says nothing until it has prompts enough.
+    Of the others, those with the fewest runs come first: they have enough prompts soonest.
     """
-    main_experiments = [experiment for experiment in experiments if experiment.main]
-    side_experiments = [experiment for experiment in experiments if not experiment.main]
-    side_experiments.sort(key=lambda experiment: experiment.runs)
+    main_experiments: list[Experiment] = []
+    side_experiments: list[Experiment] = []
+    for experiment in experiments:
+        (main_experiments if experiment.main else side_experiments).append(experiment)
+    side_experiments.sort(key=attrgetter("runs"))
     return [main_experiments, *([experiment] for experiment in side_experiments)]
 
 
 def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
-    """The tasks of experiments that are run together: the first prompt of all their sets, then the second."""
+    """The tasks of a group of experiments: the first prompt of every set, then the second, and so on."""
     set_keys = {(experiment.paper, block.setting.set) for experiment in experiments for block in experiment.blocks}
     prompt_count = max((len(digests[set_key]) for set_key in set_keys), default=0)
     for repeat, number, experiment in product(range(repeats), range(prompt_count), experiments):

@@ -1,4 +1,4 @@
-"""What puts one of two methods ahead: a term of the speed-up law, or of the tokens per round."""
+"""Explains why one of two methods is ahead: by a term of the speed-up law, or of the tokens per round."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from drafttree_lab.replay.text_cell import TextCounts, TextTimes
 
 PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
 EXPLAINED = SPEEDS | PROGRESS
-"""Metrics of which it is known what they are made of."""
+"""Metrics that can be explained by their terms."""
 
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """Means per round of a method; costs are in passes of plain decoding.
+    """Means per round of a method; costs are in units of a round of plain decoding.
 
     Attributes:
-        tau: committed tokens.
-        levels: drafted levels.
-        accepted: accepted tokens.
-        nodes: nodes of the target pass.
+        tau: number of committed tokens.
+        levels: number of drafted levels.
+        accepted: number of accepted tokens.
+        nodes: number of nodes of the target pass.
         target: v(n), the cost of the target pass.
         draft: c delta, the cost of the draft passes.
-        rest: h, the cost of the rest.
+        rest: h, the cost of the round outside the passes.
     """
 
     tau: float
@@ -40,7 +40,7 @@ class RoundTerms:
 
     @property
     def cost(self) -> float:
-        """What a round costs."""
+        """The cost of a round."""
         return self.target + self.draft + self.rest
 
     @property
@@ -63,21 +63,22 @@ class RoundSums:
         self._costs = np.zeros(4)  # target passes, draft passes, the rest, as many rounds of plain decoding
 
     def add(self, counts: TextCounts) -> None:
-        """Add what the rounds of a text did."""
+        """Add the counts of a text."""
         sums = map(sum, (counts.committed, counts.levels, counts.accepted, counts.nodes))
         self._progress += len(counts.committed), *sums
 
     def add_costs(self, counts: TextCounts, costs: PassCosts) -> None:
-        """Add what the rounds of a text cost at given costs of passes."""
+        """Add the costs of a text's rounds at given pass costs."""
         rounds = len(counts.committed)
         target = sum(map(costs.target.at, counts.nodes))
         self._costs += target, costs.draft * sum(counts.passes), costs.round * rounds, rounds
 
     def add_times(self, counts: TextCounts, turns: Iterable[tuple[TextTimes, TextTimes]]) -> None:
-        """Add the seconds that the rounds of a text took in some turns.
+        """Add the measured times of a text's rounds.
 
         Args:
-            turns: the times of the text and those of plain decoding.
+            counts: the counts of the text.
+            turns: of each turn, the times of the text and those of plain decoding.
         """
         rounds = len(counts.committed)
         passes = sum(counts.passes)
@@ -97,12 +98,12 @@ class RoundSums:
 
 
 def explain(metric: Metric, terms: Mapping[str, RoundTerms], *, is_ahead: bool) -> str:
-    """One line on some methods, and of two methods what puts the first ahead, or behind.
+    """A line with the terms of some methods; for two methods, also why the first is ahead or behind.
 
     Args:
         metric: one of `EXPLAINED`.
         terms: the terms by method.
-        is_ahead: whether the first is ahead of the second.
+        is_ahead: whether the first method is ahead of the second.
     """
     is_speed = metric in SPEEDS
     clauses = []
@@ -123,21 +124,24 @@ def explain(metric: Metric, terms: Mapping[str, RoundTerms], *, is_ahead: bool) 
     return f"{decisive_term} decides ({summary})"
 
 
-def _speed_contributions(first: RoundTerms, second: RoundTerms) -> dict[str, float]:
-    """What each term of R = tau / (v + c delta + h) adds to the logarithm of the ratio of two speed-ups, about."""
-    cost = (first.cost + second.cost) / 2
+def _speed_contributions(terms: RoundTerms, rival_terms: RoundTerms) -> dict[str, float]:
+    """What each term of R = tau / (v + c delta + h) contributes to the logarithm of R over the rival's R, roughly."""
+    cost = (terms.cost + rival_terms.cost) / 2
     return {
-        "tau": log(first.tau / second.tau),
-        "v(n)": (second.target - first.target) / cost,
-        "c delta": (second.draft - first.draft) / cost,
-        "h": (second.rest - first.rest) / cost,
+        "tau": log(terms.tau / rival_terms.tau),
+        "v(n)": (rival_terms.target - terms.target) / cost,
+        "c delta": (rival_terms.draft - terms.draft) / cost,
+        "h": (rival_terms.rest - terms.rest) / cost,
     }
 
 
-def _progress_contributions(first: RoundTerms, second: RoundTerms) -> dict[str, float]:
-    """The same of tau = 1 + levels * accepted share; empty where a method drafts nothing, or nothing is accepted."""
-    if not (first.levels and first.accepted and second.levels and second.accepted):
+def _progress_contributions(terms: RoundTerms, rival_terms: RoundTerms) -> dict[str, float]:
+    """What each factor of the accepted tokens contributes to the logarithm of their ratio to the rival's.
+
+    Empty if a method drafts nothing, or nothing is accepted.
+    """
+    if not (terms.levels and terms.accepted and rival_terms.levels and rival_terms.accepted):
         return {}
-    levels = log(first.levels / second.levels)
-    share = log(first.accepted / second.accepted) - levels
+    levels = log(terms.levels / rival_terms.levels)
+    share = log(terms.accepted / rival_terms.accepted) - levels
     return {"the accepted share": share, "the number of levels": levels}

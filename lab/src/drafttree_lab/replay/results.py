@@ -1,6 +1,6 @@
-"""A result beside the paper's: every value that was published or measured, and the verdicts; kept in a folder.
+"""Summaries of replayed results: published and measured numbers, and the verdicts on claims.
 
-Results are kept beside the cells that they follow from, so that a report needs no model.
+They are stored in a folder beside the cells that they are computed from, so that a report needs no model.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from math import isnan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,12 @@ from drafttree_lab.replay.verdicts import judge_claims
 
 FOLDER = "results"
 FORMAT = 3
-"""Of results and cells: 3 has verdicts with drafters that are fitted to the paper's.
-
-A fit that was kept without what it is wanted for in its key is found anew, by texts that are kept.
-"""
+"""Format of the files of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
-"""Metrics that say something of plain decoding too."""
+"""Metrics with a number for plain decoding, too."""
 BY_TOKENS = "Speeds are of all texts together, so that a text which ends early weighs by its tokens"
 DEEPEST, LAST_RANK = 16, 10
-"""Levels and ranks of a heat map; ranks behind the last are counted with it."""
+"""Number of levels and ranks of a heat map; the last rank includes all higher ones."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,16 @@ class Entry:
     """One number of a table.
 
     Attributes:
-        method: its row, as the paper has it, with `@value` where the axis varies policies.
-        set: the set of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
-        temperature: the temperature the target samples at.
-        value: the value of the axis where it varies a setting; None else.
-        metric: what it is.
-        published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
+        method: its row in the paper, with `@value` if the axis varies policies.
+        set: the prompt set; or `AVERAGE` or `UNTOLD`, which have only published numbers.
+        temperature: sampling temperature.
+        value: the value of an axis that varies a setting; None without such an axis.
+        metric: the metric.
+        published: the paper's number for the chosen target, or else for the first one with a number; None if none has.
         model: that target.
-        measured: ours; None as long as no prompt is finished.
-        by_law: for a speed-up, R by counts at the given costs (`LAW`); None else.
-        fitted: what counts give with a drafter that is fitted to the paper's, a speed by the law; None where none is.
+        measured: the measured number; None until a prompt is finished.
+        by_law: for a speed-up, R by counts at the given costs (`LAW`); otherwise None.
+        fitted: the number by counts with a drafter that is fitted to the paper's, a speed by the law; None without one.
     """
 
     method: str
@@ -80,7 +78,7 @@ class Entry:
 
     @property
     def column(self) -> str:
-        """The name of its column: the set, with temperature and value of the axis where there are several."""
+        """The name of its column: the set, then the temperature and the axis value if it has them."""
         name = "set not told" if self.set == UNTOLD else self.set
         warmth = f"T = {self.temperature:g}" if self.temperature else ""
         value = "" if self.value in (None, self.temperature) else str(self.value)
@@ -92,19 +90,20 @@ class ResultSummary:
     """A table or figure, replayed.
 
     Attributes:
-        id: paper and name, "talon/fig3".
-        line: the line of the paper's text.
-        not_looping: the verdicts on texts that do not end in a loop, which any drafter predicts; empty where none or
-            all do.
+        id: names of paper and result, such as "talon/fig3".
+        line: line of the result in the paper's text.
+        not_looping: the verdicts without texts that end in a loop, since any drafter predicts loops. Empty if no
+            text or every text loops.
         looping: share of the texts that end in a loop.
-        missing: methods that were not run, with the reason.
-        reach: by method, the most nodes of a tree and the budget, where the budget was never reached.
-        costs: the costs of passes by which counts are judged, in words.
-        fit: the drafter that is fitted to the paper's, in words; empty where none is.
-        figure: how it is drawn; None for a table.
-        points: what a figure needs besides the entries, as `figure_data` gives it.
-        notes: what else a reader has to know, a sentence each.
-        done: finished ones of its tasks.
+        missing: by method that was not run, the reason.
+        reach: by method whose trees never filled the budget, the nodes of its largest tree, and the budget.
+        costs: the pass costs by which counts are judged, in words.
+        fit: the drafter that is fitted to the paper's, in words; empty if none is.
+        figure: kind of figure; None for a table.
+        points: data of the figure besides the entries, from `figure_data`.
+        notes: further remarks, a sentence each.
+        done: number of finished tasks.
+        tasks: number of all tasks.
     """
 
     id: str
@@ -127,10 +126,11 @@ class ResultSummary:
 
 @dataclass(frozen=True)
 class KeptResult:
-    """A result as it stood after a command.
+    """A result as a command has stored it.
 
     Attributes:
-        command: the command that ran it last.
+        summary: the result.
+        command: the command that stored it.
         environment: versions, machine and time, by name.
         format: `FORMAT` when it was written.
     """
@@ -141,16 +141,19 @@ class KeptResult:
     format: int = FORMAT
 
 
-def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -> ResultSummary:
-    """A result from its finished cells.
+def summarise(measured: Measured, *, end_reason: str | None, done: int, tasks: int) -> ResultSummary:
+    """The summary of a result from its finished cells.
 
     Args:
-        ended: why no more of it is run, if it ended before its time.
+        measured: the cells.
+        end_reason: why the run ended early; None if it did not.
+        done: number of finished tasks.
+        tasks: number of all tasks.
     """
     experiment = measured.experiment
     result = experiment.result
     is_pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
-    notes = [result.unavailable, ended, result.not_comparable, BY_TOKENS if is_pooled else "", *experiment.notes]
+    notes = [result.unavailable, end_reason, result.not_comparable, BY_TOKENS if is_pooled else "", *experiment.notes]
     return ResultSummary(
         id=experiment.id,
         title=result.title,
@@ -172,11 +175,11 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
 
 
 def correct_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
-    """Results whose claims are corrected for their number; those on texts that do not loop apart."""
-    groups = [(summary.id, summary.verdicts) for summary in results]
+    """Results with p-values corrected for the number of claims; verdicts without looping texts are corrected apart."""
+    groups = list(map(attrgetter("id", "verdicts"), results))
     claims = count_claims(groups)
     verdicts = correct_verdicts(groups, claims)
-    not_looping = correct_verdicts([(summary.id, summary.not_looping) for summary in results], claims)
+    not_looping = correct_verdicts(list(map(attrgetter("id", "not_looping"), results)), claims)
     corrected = zip(results, verdicts, not_looping, strict=True)
     return [
         replace(summary, verdicts=all_verdicts, not_looping=not_looping_verdicts)
@@ -185,20 +188,24 @@ def correct_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
 
 
 def _reach(measured: Measured) -> dict[str, tuple[int, int]]:
-    """By method, how far its largest tree stayed below the budget."""
-    reach: dict[str, tuple[int, int]] = {}
+    """By method whose trees never filled the budget, the nodes of its largest tree, and the budget."""
+    largest: dict[str, int] = {}
+    budgets: dict[str, int] = {}
     for block in measured.experiment.blocks:
         for name, way in block.ways.items():
-            budget = getattr(way.policy, "budget", None) if "budget=" in way.policy_spec else None
-            texts = (measured.counts(block, name, number) for number in measured.numbers(block, "tau"))
-            sizes = [max(counts.nodes) for counts in texts if counts and counts.nodes]
-            if budget and sizes:
-                reach[name] = (max(reach.get(name, (0, 0))[0], *sizes), budget)
-    return {name: (nodes, budget) for name, (nodes, budget) in reach.items() if nodes < budget}
+            budget = getattr(way.policy, "budget", None)
+            if not budget or "budget=" not in way.policy_spec:
+                continue
+            for number in measured.numbers(block, "tau"):
+                counts = measured.counts(block, name, number)
+                if counts and counts.nodes:
+                    largest[name] = max(largest.get(name, 0), *counts.nodes)
+                    budgets[name] = budget
+    return {name: (nodes, budgets[name]) for name, nodes in largest.items() if nodes < budgets[name]}
 
 
 def _told_costs(measured: Measured) -> str:
-    """The costs of passes by which counts are judged; empty where no claim or table needs any."""
+    """The pass costs by which counts are judged, in words; empty if nothing needs costs."""
     experiment = measured.experiment
     source = measured.costs
     if not SPEEDS & set(experiment.result.metrics) or experiment.result.kind != "decoding" or not experiment.costs:
@@ -209,11 +216,15 @@ def _told_costs(measured: Measured) -> str:
     if rounds := max(costs.round for costs in experiment.costs.values()):
         clauses.append(f"h = {rounds:g} a round")
     if drawn_costs := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
-        draft_ends = " to ".join(f"{cost:.2f}" for cost in np.quantile(drawn_costs.draft, ENDS))
-        round_ends = " to ".join(f"{cost:.2f}" for cost in np.quantile(drawn_costs.round, ENDS))
-        allowed = f"c from {draft_ends} and h from {round_ends}"
+        allowed = f"c from {_told_range(drawn_costs.draft)} and h from {_told_range(drawn_costs.round)}"
         clauses.append(f"the errors of the rows that they follow from allow {allowed}")
     return f"costs of the paper's {experiment.model} in plain target passes: {'; '.join(clauses)}"
+
+
+def _told_range(draws: float) -> str:
+    """The ends between which 95 % of drawn costs lie, such as "0.05 to 0.09"."""
+    low, high = np.quantile(draws, ENDS)
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _told_draft_costs(experiment: Experiment) -> str:
@@ -233,7 +244,7 @@ def _told_target_costs(experiment: Experiment) -> str:
 
 
 def _entries(measured: Measured) -> Iterator[Entry]:
-    """All numbers of the ways that are run, then the paper's that are of no set: means, and where it tells no set."""
+    """The entries of all ways that are run, then those of published numbers that belong to no single set."""
     near = measured.near
     for block in measured.experiment.blocks:
         for name, metric in product(block.ways, measured.experiment.result.metrics):
@@ -243,10 +254,14 @@ def _entries(measured: Measured) -> Iterator[Entry]:
 
 
 def _entry(measured: Measured, near: Measured | None, block: Block, name: str, metric: Metric) -> Entry:
-    """A number of a way.
+    """The entry of a way for a metric.
 
     Args:
-        near: the cells with a fitted drafter; None where there are none.
+        measured: the cells.
+        near: the cells with a fitted drafter; None without one.
+        block: the block of the way.
+        name: name of the way.
+        metric: the metric.
     """
     published, model = _published(measured.experiment, block, name, metric)
     return Entry(
@@ -264,7 +279,7 @@ def _entry(measured: Measured, near: Measured | None, block: Block, name: str, m
 
 
 def _fitted_value(near: Measured, block: Block, name: str, metric: Metric) -> Value | None:
-    """What counts give of a way with a fitted drafter; None where it takes a clock, or the way is not run with it."""
+    """A metric of a way by counts with a fitted drafter; None if it needs a clock, or the way was not run with it."""
     if metric in TIMED and metric not in BASES:
         return None
     for near_block in near.experiment.blocks:
@@ -275,7 +290,7 @@ def _fitted_value(near: Measured, block: Block, name: str, metric: Metric) -> Va
 
 
 def _entries_of_no_set(experiment: Experiment) -> Iterator[Entry]:
-    """The paper's numbers that are means over sets, or of a set that it does not tell; each of the first target."""
+    """The entries of published means over sets, and of numbers whose set the paper does not name."""
     keys = set[tuple[object, ...]]()
     for published_block in _published_blocks(experiment):
         metric = published_block.metric
@@ -299,12 +314,12 @@ def _entries_of_no_set(experiment: Experiment) -> Iterator[Entry]:
 
 
 def _published_blocks(experiment: Experiment) -> list[Published]:
-    """The published numbers, those of the chosen target first."""
-    return sorted(experiment.result.published, key=lambda each: each.model != experiment.model)
+    """The published blocks, those of the chosen target first."""
+    return sorted(experiment.result.published, key=lambda block: block.model != experiment.model)
 
 
 def _published(experiment: Experiment, block: Block, name: str, metric: Metric) -> tuple[float | None, str | None]:
-    """The paper's number for a cell, of the chosen target, or else of the first that has one."""
+    """The paper's number for a cell and its target: the chosen target, or else the first one with a number."""
     method, _, value = name.partition("@")
     axis = experiment.result.axis
     warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
@@ -324,7 +339,7 @@ def _published(experiment: Experiment, block: Block, name: str, metric: Metric) 
 
 
 def figure_data(measured: Measured) -> dict[str, Any]:
-    """By method, what a figure is drawn from besides the values of its table; empty where these are all."""
+    """By method, the data of a figure that is not drawn from the entries; empty for other figures."""
     figure = measured.experiment.result.figure
     if figure not in POINTS:
         return {}
@@ -359,7 +374,7 @@ def _rank_shares(texts: Texts) -> list[list[float]]:
 
 
 def _round_frequencies(texts: Texts) -> list[tuple[int, int, int]]:
-    """Draft passes and committed tokens of rounds, with how many rounds have them."""
+    """Triples of draft passes, committed tokens, and the number of rounds with both."""
     frequencies = Counter[tuple[int, int]]()
     for _, counts in texts:
         frequencies.update(zip(counts.passes, counts.committed, strict=True))
@@ -367,7 +382,7 @@ def _round_frequencies(texts: Texts) -> list[tuple[int, int, int]]:
 
 
 def _taus_by_set(texts: Texts) -> dict[str, list[float]]:
-    """The tokens per round of every text."""
+    """By set, the tokens per round of every text."""
     taus: dict[str, list[float]] = {}
     for prompt_set, counts in texts:
         numerator, denominator = counts.fraction("tau")
@@ -376,7 +391,7 @@ def _taus_by_set(texts: Texts) -> dict[str, list[float]]:
 
 
 def _first_accepted(texts: Texts) -> list[int]:
-    """How many tokens each round of the first text accepted."""
+    """The number of accepted tokens in each round of the first text."""
     return texts[0][1].accepted if texts else []
 
 
@@ -386,13 +401,13 @@ POINTS: Mapping[str | None, Callable[[Texts], Any]] = {
     "boxes": _taus_by_set,
     "tokens": _first_accepted,
 }
-"""What a figure is drawn from, by its kind."""
+"""Computes the data of a figure, by kind of figure."""
 
 
 def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:
-    """Keep summaries, each in a file of its own; an earlier one of the same result is replaced.
+    """Write each summary to a file, over an earlier one of the same result.
 
-    Claims are kept as they were judged alone: they are corrected for their number when they are read together.
+    The p-values are written uncorrected; `read_results` corrects them for the number of all claims.
 
     Raises:
         InputError: a file cannot be written.
@@ -410,7 +425,7 @@ def write_results(folder: Path, results: Sequence[ResultSummary], command: str) 
 
 
 def read_results(folder: Path) -> list[KeptResult]:
-    """All kept summaries, in the order of the papers, with claims corrected for their number.
+    """All stored summaries in the order of the papers, with p-values corrected for the number of claims.
 
     Raises:
         InputError: there are none, or a file is broken or of another format.
@@ -422,10 +437,12 @@ def read_results(folder: Path) -> list[KeptResult]:
         raise InputError(f"{folder}: {remains}; the same command goes on from there")
     if not paths:
         raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
-    order = [f"{paper}/{name}" for paper in paper_names() for name in read_paper(paper).results]
-    positions = {name: position for position, name in enumerate(order)}
-    results = sorted(map(_read, paths), key=lambda kept: positions.get(kept.summary.id, len(positions)))
-    corrected = correct_claims([result.summary for result in results])
+    positions: dict[str, int] = {}
+    for paper in paper_names():
+        for name in read_paper(paper).results:
+            positions[f"{paper}/{name}"] = len(positions)
+    results = sorted(map(_read, paths), key=lambda result: positions.get(result.summary.id, len(positions)))
+    corrected = correct_claims(list(map(attrgetter("summary"), results)))
     return [replace(result, summary=summary) for result, summary in zip(results, corrected, strict=True)]
 
 

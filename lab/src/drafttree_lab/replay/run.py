@@ -1,4 +1,4 @@
-"""Runs the cells of experiments: counts, which need no clock, and turns, in which all ways of a block run by turns."""
+"""Runs experiments: counts the texts of every way, and times all ways of a block in turns."""
 
 import math
 import time
@@ -65,13 +65,13 @@ from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
 DRAFT_MODEL = "embedded-draft"
-"""What is mixed with the target to draft like a paper's drafter."""
-LEAST_TO_FIT = 2
-"""Prompts of a set from which it takes part in a fit."""
+"""The draft model that is mixed with the target to draft like a paper's drafter."""
+MIN_FIT_PROMPTS = 2
+"""Minimum number of prompts of a set that takes part in a fit."""
 Writer = Decoder | AssistedGeneration
-"""What writes the texts of a method."""
+"""Writes the texts of a method."""
 Prompts = Mapping[Place, Sequence[Sequence[int]]]
-"""Token ids of the prompts of the papers' sets."""
+"""Token ids of the prompts, by paper and set."""
 
 
 def run_replay(
@@ -85,18 +85,18 @@ def run_replay(
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[list[ResultSummary]], None] = lambda _: None,
 ) -> list[ResultSummary]:
-    """Run what is not kept yet, and tell what all of it amounts to; main claims are not corrected for their number.
+    """Run the tasks that are not stored yet, and summarise all experiments; p-values are not corrected.
 
     Args:
         planned: the experiments.
-        runner: runs their tasks, and keeps the cells.
-        repeats: turns of every prompt, where it times.
-        costs: where the costs come from by which counts are judged.
-        clusters: by digest, what prompts have in common with others that resemble them.
-        fits: fits drafters to the papers', each when its first result is reached; None to judge without them.
+        runner: runs their tasks and stores the cells.
+        repeats: number of turns of every prompt, if it is timed.
+        costs: the source of the costs by which counts are judged.
+        clusters: by digest of a prompt, the name of its cluster of similar prompts.
+        fits: fits drafters to the papers' when a result first needs them; None to judge without fitted drafters.
         progress: called after every task with its result.
-        keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
-            takes a twentieth of the time.
+        keep: called with the summaries so far, since a run may be killed. First after the first task, then so often
+            that it takes a twentieth of the time.
     """
     replay = Replay(planned, runner, repeats, costs, clusters, fits)
     due = -math.inf
@@ -114,7 +114,7 @@ def run_replay(
 
 
 class Replay:
-    """Experiments that are run together, and what is found of them so far; arguments as for `run_replay`."""
+    """Experiments that are run together, with their summaries; arguments as for `run_replay`."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class Replay:
         self._digests = digests_of(runner.prompts)
         self._fitted: dict[str, Fitted | None] = {}
 
-    def fit(self, experiment: Experiment, *, only_kept: bool = False) -> None:
+    def fit(self, experiment: Experiment, *, kept_fits_only: bool = False) -> None:
         """Fit the drafters of an experiment; arguments as for `DrafterFits.find`."""
         if self._fits:
-            self._fitted[experiment.id] = self._fits.find(experiment, only_kept=only_kept)
+            self._fitted[experiment.id] = self._fits.find(experiment, kept_fits_only=kept_fits_only)
 
     def tasks_of(self, experiments: Sequence[Experiment]) -> list[Task]:
         """The tasks of some experiments, with those of their fitted drafters."""
@@ -148,11 +148,11 @@ class Replay:
         return list(tasks(all_experiments, self._digests, self._repeats if self._runner.timed else 1))
 
     def summaries(self) -> list[ResultSummary]:
-        """What is found of every experiment; of one that was not reached, what is kept."""
+        """The summary of every experiment from the stored cells."""
         summaries = []
         for experiment in self._planned:
             if experiment.id not in self._fitted:
-                self.fit(experiment, only_kept=True)
+                self.fit(experiment, kept_fits_only=True)
             all_tasks = self.tasks_of([experiment])
             measured = Measured(
                 experiment,
@@ -165,17 +165,17 @@ class Replay:
             )
             end_reason = self._runner.ended.get(experiment.id)
             done = sum(map(self._runner.is_done, all_tasks))
-            summaries.append(summarise(measured, ended=end_reason, done=done, tasks=len(all_tasks)))
+            summaries.append(summarise(measured, end_reason=end_reason, done=done, tasks=len(all_tasks)))
         return summaries
 
 
 def digests_of(prompts: Prompts) -> dict[Place, list[str]]:
-    """The digest of every prompt."""
+    """The digest of every prompt, by paper and set."""
     return {set_key: [short_digest(list(ids)) for ids in set_prompts] for set_key, set_prompts in prompts.items()}
 
 
 def digests_of_paper(digests: Digests, paper: str) -> dict[str, Sequence[str]]:
-    """The digests of the sets of one paper."""
+    """The digests of the prompts of one paper, by set."""
     return {name: set_digests for (owner, name), set_digests in digests.items() if owner == paper}
 
 
@@ -186,9 +186,9 @@ class DrafterFits:
     Attributes:
         target: the target.
         runner: runs texts after prompts on which no claim is judged.
-        drafters: the drafters that stand for the papers' own, by role.
+        drafters: by role, the drafters that stand for the papers' own.
         sizes: how much is run.
-        fits: what was found, or why nothing was, by paper, model and result.
+        fits: by paper, model and result, the fit, or why there is none.
     """
 
     target: "ReplayTarget"
@@ -197,14 +197,15 @@ class DrafterFits:
     sizes: Sizes
     fits: dict[Key, Fit | str] = field(default_factory=dict)
 
-    def find(self, experiment: Experiment, *, only_kept: bool = False) -> Fitted | None:
-        """An experiment with fitted drafters; None where counts judge nothing of it, or the drafter is the paper's own.
+    def find(self, experiment: Experiment, *, kept_fits_only: bool = False) -> Fitted | None:
+        """An experiment with fitted drafters; None if no claim is judged by counts, or the drafter is the paper's own.
 
         Args:
-            only_kept: whether to fit none, and take what an earlier command has fitted.
+            experiment: the experiment.
+            kept_fits_only: whether to use only fits that an earlier command has stored.
 
         Raises:
-            InputError: what is found cannot be kept.
+            InputError: the fit cannot be stored.
         """
         result = experiment.result
         paper = read_paper(experiment.paper)
@@ -221,7 +222,7 @@ class DrafterFits:
         if role not in self.drafters:
             return None
         key = (experiment.paper, experiment.model, reference.result)
-        drafter_fit = self.fits.get(key) or self._fit(experiment, reference, only_kept=only_kept)
+        drafter_fit = self.fits.get(key) or self._fit(experiment, reference, kept_fits_only=kept_fits_only)
         if drafter_fit is None:
             return Fitted(reason=f"no drafter was fitted yet to {reference.method} of {experiment.paper}")
         self.fits[key] = drafter_fit
@@ -234,12 +235,12 @@ class DrafterFits:
             drafter_fit, by_confidence, replace_role(experiment, role, drafter_fit.moved) if drafter_fit.moved else None
         )
 
-    def _fit(self, experiment: Experiment, reference: Reference, *, only_kept: bool) -> Fit | str | None:
+    def _fit(self, experiment: Experiment, reference: Reference, *, kept_fits_only: bool) -> Fit | str | None:
         row = ReferenceRow.plan(experiment, reference, self)
         if not row.experiment.blocks:
             return "no set has prompts left to fit a drafter on; lower --limit, or give a folder with more by --data"
         store = self.runner.store
-        if only_kept:
+        if kept_fits_only:
             return store.find(row.key, Fit)
         try:
             return store.run(row.key, Fit, lambda: row.fit(self.target))
@@ -251,13 +252,13 @@ class DrafterFits:
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """The runs of a reference, on prompts on which no claim is judged.
+    """A reference, planned on prompts on which no claim is judged.
 
     Attributes:
-        experiment: the runs, on the sets that have prompts enough.
+        experiment: the experiment with the reference alone, on the sets with enough prompts.
         method: the reference.
         without: the other sets.
-        wanted: its published tokens per round; NaN where no set is left.
+        wanted: its published tokens per round; NaN without sets.
         runner: runs the texts.
     """
 
@@ -272,9 +273,9 @@ class ReferenceRow:
         """The row for an experiment.
 
         Args:
-            experiment: what is to be judged with fitted drafters.
+            experiment: the experiment that is judged with fitted drafters.
             reference: the reference of its paper.
-            fits: what fits them.
+            fits: fits the drafters.
         """
         sizes = replace(fits.sizes, model=experiment.model)
         all_runs = plan_reference(experiment.paper, reference, fits.drafters, sizes)
@@ -282,7 +283,7 @@ class ReferenceRow:
         skipped_sets: list[str] = []
         for block in all_runs.blocks:
             set_name = block.setting.set
-            if len(fits.runner.prompts.get((experiment.paper, set_name), ())) >= LEAST_TO_FIT:
+            if len(fits.runner.prompts.get((experiment.paper, set_name), ())) >= MIN_FIT_PROMPTS:
                 blocks.append(block)
             else:
                 skipped_sets.append(set_name)
@@ -292,7 +293,7 @@ class ReferenceRow:
 
     @property
     def key(self) -> Key:
-        """Of the fit in a store."""
+        """The key of the fit in a store."""
         digests = digests_of(self.runner.prompts)
         ways: list[str] = []
         settings: list[object] = []
@@ -312,7 +313,7 @@ class ReferenceRow:
         return replace(fit(self.method, self.wanted, self._tau, texts, self.runner.seed), without=self.without)
 
     def _tau(self, drafter: str) -> tuple[Jackknife, Tensor]:
-        """The tokens per round with a drafter, by `Measured.tau`."""
+        """The tokens per round with a drafter, from `Measured.tau`."""
         digests = digests_of(self.runner.prompts)
         blocks = [replace_drafter(block, drafter) for block in self.experiment.blocks]
         trial = replace(self.experiment, blocks=blocks)
@@ -326,19 +327,18 @@ class ReferenceRow:
 
 @dataclass
 class Runner:
-    """Runs tasks, and keeps their cells.
+    """Runs tasks and stores their cells.
 
     Attributes:
-        make_decoder: makes what writes the texts of a method, plain decoding among them.
-        measure: measures the methods of a task of another kind than decoding, after a prompt.
+        make_decoder: makes the writer of a method's texts; plain decoding is a method, too.
+        measure: measures the methods of a task that is not about decoding, after a prompt.
         prompts: token ids by paper and set.
         store: the store of the cells.
-        seed: the random seed.
-        timed: whether to time; else each way is counted once.
-        ended: why no more of a result is run, by its id.
+        seed: random seed.
+        timed: whether to time; otherwise each way is counted once.
+        ended: by id of a result that has ended early, the reason.
         warm: ways that have run in this process.
-        histories: of methods that go from text to text with what they learned, what writes the texts of a setting,
-            with the number of the prompt that follows.
+        histories: by method that learns between texts and setting, its writer and the index of its next prompt.
     """
 
     make_decoder: Callable[[ReplayMethod], Writer]
@@ -352,7 +352,7 @@ class Runner:
     histories: dict[Key, tuple[Writer, int]] = field(default_factory=dict)
 
     def is_done(self, task: Task) -> bool:
-        """Whether all cells of a task are kept."""
+        """Whether all cells of a task are stored."""
         if task.experiment.result.kind != "decoding":
             return self.store.find(task.other_key, Fractions) is not None
         if self._is_timed(task) and self.store.find(task.turn_key, WayTimes) is None:
@@ -361,7 +361,7 @@ class Runner:
         return all(self.store.find(key, TextCounts) is not None for key in keys)
 
     def run(self, task: Task) -> None:
-        """Run a task that is not kept, unless its result has ended; an error or another text ends its result alone."""
+        """Run a task that is not stored, unless its result has ended. An error or a differing text ends its result."""
         experiment = task.experiment
         if experiment.id in self.ended:
             return
@@ -395,7 +395,7 @@ class Runner:
             if not self._is_timed(task) and self.store.find(key, TextCounts) is not None:
                 continue
             generation = self._write(task, way)
-            self.store.run(key, TextCounts, lambda own=generation: TextCounts.of(own))
+            self.store.run(key, TextCounts, lambda generation=generation: TextCounts.of(generation))
             times[name] = TextTimes.of(generation.metrics)
         if self._is_timed(task):
             self.store.run(task.turn_key, WayTimes, lambda: times)
@@ -421,7 +421,7 @@ class Runner:
         return writer.generate(prompt, **options)
 
     def _difference(self, task: Task) -> str | None:
-        """The method whose text is another than plain decoding's, where both are to write the same."""
+        """A method whose text must be plain decoding's, but differs; None without one."""
         ways = task.block.ways
         setting = task.block.setting
         plain = self.store.find(task.counts_key(ways[AUTOREGRESSIVE]), TextCounts)
@@ -429,7 +429,7 @@ class Runner:
             if way.assisted or way.lossy_window:
                 continue
             if setting.temperature and way.verifier and not is_text_of_seed(way.verifier):
-                continue  # of the same law only
+                continue  # these keep the distribution, not the text
             counts = self.store.find(task.counts_key(way), TextCounts)
             if plain and counts and counts.tokens != plain.tokens:
                 location = f"after prompt {task.prompt} of {setting.set}"
@@ -438,13 +438,13 @@ class Runner:
 
 
 class ReplayTarget:
-    """A target that is loaded once, or once per drafter where it is inflated; `load_drafter` gives it with a drafter.
+    """A target that is loaded once; an inflated target is loaded once per drafter.
 
     Args:
         name: as for `drafttree.load`.
-        dtype: the dtype of the target.
-        device: the device of the target.
-        shape: the shape whose cost the target is to have; None for its own.
+        dtype: dtype of the target.
+        device: device of the target.
+        shape: shape of a larger model, whose cost an inflated target gets; None for no inflation.
     """
 
     def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
@@ -456,14 +456,14 @@ class ReplayTarget:
 
     @cached_property
     def plain(self) -> Decoder:
-        """The target as it is, without a drafter."""
+        """The target without a drafter."""
         return load(self._name, "none", dtype=self._dtype, device=self._device)
 
     def make_decoder(self, method: ReplayMethod) -> Writer:
-        """What writes the texts of a method.
+        """The writer of a method's texts.
 
         Raises:
-            ConfigError: its drafter cannot assist transformers' `generate`, where that is asked for.
+            ConfigError: the method is assisted generation, and its drafter cannot assist transformers' `generate`.
             ModelError: its drafter cannot be loaded or does not fit the target; the message names it.
         """
         if method.assisted:
@@ -471,10 +471,10 @@ class ReplayTarget:
         return self._make_decoder(method, method.lossy_window)
 
     def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
-        """What a task of another kind than decoding measures after a prompt.
+        """Measure a task that is not about decoding, after a prompt.
 
         Raises:
-            ConfigError: it cannot be measured on an inflated target.
+            ConfigError: the target is inflated, and the task cannot be measured on such a target.
         """
         result_kind = task.experiment.result.kind
         if result_kind == "expansion":
@@ -488,24 +488,24 @@ class ReplayTarget:
     def encode(
         self, prompts: Mapping[Place, Sequence[Example]], length: int, *, chat: bool
     ) -> dict[Place, list[list[int]]]:
-        """The token ids of all prompts' first turns, with room for so many new tokens.
+        """The token ids of all prompts' first turns, with room for `length` new tokens.
 
         Raises:
-            InputError: the target has no chat template, where it is needed.
+            InputError: a chat template is needed, and the target has none.
         """
         form = PromptForm(chat=chat, turns=1)
         return {set_key: encode_prompts(self.plain, texts, form, length) for set_key, texts in prompts.items()}
 
     def open_store(self, folder: Path, minutes: float | None, **options: object) -> RunStore:
-        """The store of a folder, which is for this target alone.
+        """The store of a folder, which belongs to this target.
 
         Args:
-            folder: the folder of the runs.
-            minutes: after which nothing is run any more.
-            **options: what else decides the cells.
+            folder: folder of the runs.
+            minutes: minutes after which no more tasks are run; None for no limit.
+            **options: further options that the cells depend on.
 
         Raises:
-            InputError: the folder holds the runs of another target, or something else.
+            InputError: the folder has the runs of another target, or something else.
         """
         target_model: Any = self.plain.target
         target = {"target": self._name, "dtype": str(target_model.dtype), "device": str(target_model.device)}
@@ -522,7 +522,7 @@ class ReplayTarget:
         return make_decoders(base, [method], drafters)[method.spec]
 
     def read_text(self, prompt: list[int], setting: Setting, seed: int) -> KnownText:
-        """What the embedded draft model and the target expect along a text of the target's own.
+        """The logits of the embedded draft model and of the target along a text that the target writes.
 
         Raises:
             ConfigError: the target is inflated.

@@ -1,8 +1,9 @@
-"""What is kept of one text: its counts, which follow from weights, prompt and seed, and the time it took."""
+"""Stored measurements of one text: counts, which weights, prompt and seed determine, and times."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from drafttree.engine.metrics import Metrics
 from drafttree.measure.record import loops
@@ -14,20 +15,20 @@ if TYPE_CHECKING:
     from drafttree_lab.replay.assisted import AssistedText
 
 LIKELIEST = 2
-"""Ranks that count as the first ones of a level."""
+"""The highest rank among siblings that the metrics of first ranks count."""
 
 
 @dataclass(frozen=True)
 class TextCounts:
-    """The counts of one text; all but its tokens have a number for every round.
+    """The counts of one text; every list but `tokens` has an element per round.
 
     Attributes:
-        committed: tokens.
-        accepted: drafted tokens among them.
-        nodes: scored, the root included.
-        levels: drafted.
+        committed: tokens committed.
+        accepted: drafted tokens accepted.
+        nodes: nodes that the target scored, the root included.
+        levels: levels drafted.
         passes: passes of the drafter.
-        ranks: ranks of every accepted node among its siblings, the drafter's favourite is 1.
+        ranks: rank of every accepted node among its siblings; the drafter's likeliest token has rank 1.
         looping: whether the text ends in a loop.
     """
 
@@ -41,18 +42,21 @@ class TextCounts:
     looping: bool
 
     @classmethod
-    def of(cls, written: "Generation | AssistedText") -> "TextCounts":
+    def of(cls, generation: "Generation | AssistedText") -> "TextCounts":
         """The counts of a text."""
-        rounds = written.metrics.rounds
+
+        def column(name: str) -> list[Any]:
+            return list(map(attrgetter(name), generation.metrics.rounds))
+
         return cls(
-            tokens=list(written.tokens),
-            committed=[round_.committed for round_ in rounds],
-            accepted=[round_.accepted for round_ in rounds],
-            nodes=[round_.nodes for round_ in rounds],
-            levels=[round_.levels for round_ in rounds],
-            passes=[round_.draft_passes for round_ in rounds],
-            ranks=[list(round_.ranks) for round_ in rounds],
-            looping=loops(written.tokens),
+            tokens=list(generation.tokens),
+            committed=column("committed"),
+            accepted=column("accepted"),
+            nodes=column("nodes"),
+            levels=column("levels"),
+            passes=column("draft_passes"),
+            ranks=list(map(list, column("ranks"))),
+            looping=loops(generation.tokens),
         )
 
     def fraction(self, metric: Metric) -> Fraction:
@@ -82,7 +86,7 @@ class TextCounts:
 
 
 def _first(ranks: Iterable[int]) -> Fraction:
-    """How many are of the first ranks, and how many there are."""
+    """The number of ranks up to `LIKELIEST`, and the number of all ranks."""
     accepted_ranks = list(ranks)
     return sum(rank <= LIKELIEST for rank in accepted_ranks), len(accepted_ranks)
 
@@ -92,7 +96,7 @@ class TextTimes:
     """The seconds of one text, with its tokens and rounds.
 
     Attributes:
-        seconds: of all, the prompt included.
+        seconds: seconds of the whole text, the prompt included.
         prefill: seconds of reading the prompt.
         first: seconds to the first token.
         target_pass: mean seconds of a target pass.
@@ -144,6 +148,6 @@ class TextTimes:
 
 
 WayTimes = dict[str, TextTimes]
-"""The times of every way of a block, by name, on one prompt."""
+"""By way, its times on one prompt."""
 Fractions = dict[str, Fraction]
-"""What every way of a block measured on one prompt, by name, in a result of another kind than decoding."""
+"""By way, its figure on one prompt as a fraction, in a result that is not about decoding."""

@@ -1,8 +1,9 @@
-"""The verdicts on the claims of a result: what its finished cells say, by counts at given costs and by the clock."""
+"""The verdicts on the claims of a result from its finished cells: by counts at given costs, and by measured time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ from drafttree_lab.replay.plan import Block, Experiment, clauses, short_digest
 from drafttree_lab.replay.reasons import EXPLAINED, RoundSums, RoundTerms, explain
 
 FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
-"""Metrics that are lower for the method that is ahead."""
+"""Metrics whose lower value is better."""
 LENGTHS: frozenset[Metric] = frozenset({"tau", "rounds"})
-"""Metrics that are the inverse of one another where all texts are of one length."""
+"""Metrics of which one is the inverse of the other if all texts have the same length."""
 
 
 def judge_claims(cells: Measured) -> list[Verdict]:
@@ -46,7 +47,7 @@ def judge_claims(cells: Measured) -> list[Verdict]:
 
 
 def _judge_with_our_drafters(cells: Measured, claim: Claim) -> tuple[Judgement | None, Judgement | None]:
-    """By counts and by time."""
+    """The judgements by counts and by time; None for a kind that does not apply."""
     experiment = cells.experiment
     result = experiment.result
     if isinstance(claim, NotComparable):
@@ -64,7 +65,10 @@ def _judge_with_our_drafters(cells: Measured, claim: Claim) -> tuple[Judgement |
 
 
 def _judge_with_fitted_drafters(cells: Measured, claim: Claim) -> Judgement | None:
-    """By counts with drafters that are fitted to the paper's; None where only a clock can tell, or none is."""
+    """The judgement by counts with drafters that are fitted to the paper's.
+
+    None if the claim is about measured time, or no drafter is fitted.
+    """
     fitted = cells.fitted
     if isinstance(claim, NotComparable) or not fitted or not cells.experiment.result.is_judged(claim, timed=False):
         return None
@@ -87,7 +91,7 @@ def _methods_of(claim: Claim) -> set[str]:
 
 
 def _absence(claim: Claim, experiment: Experiment) -> str | None:
-    """Why a method of a claim was not run; None where all were."""
+    """Why a method of a claim was not run; None if all were."""
     absent_methods = _methods_of(claim) & experiment.missing.keys()
     return experiment.missing[min(absent_methods)] if absent_methods else None
 
@@ -98,9 +102,9 @@ class FittedCells:
 
     Attributes:
         fit: how the drafters were found.
-        calibrated: with the drafter that is as sure as it is right.
-        moved: with the drafter whose agreement differs by a standard error; None where there is none.
-        by_confidence: with the drafters that are surer, or less sure, by their confidence.
+        calibrated: the cells with the calibrated drafter.
+        moved: the cells with a drafter whose agreement differs by a standard error; None without one.
+        by_confidence: the cells with overconfident and underconfident drafters, by confidence.
     """
 
     fit: Fit
@@ -110,7 +114,7 @@ class FittedCells:
 
     @classmethod
     def beside(cls, cells: Measured) -> "FittedCells":
-        """Those that belong to the cells with our drafters, for which drafters were fitted."""
+        """The cells with fitted drafters of the experiment of some cells."""
         fitted = cells.fitted
         assert fitted
         assert fitted.fit
@@ -123,9 +127,9 @@ class FittedCells:
         return cls(fitted.fit, calibrated, moved, by_confidence)
 
     def judge(self, claim: JudgedClaim) -> Judgement:
-        """By the calibrated drafter; it is undecided where it flips with the drafter's confidence."""
+        """The judgement with the calibrated drafter; undecided if another confidence turns it around."""
         other_cells = [*([self.moved] if self.moved else []), *self.by_confidence.values()]
-        calibrated = ClaimCells.shared(self.calibrated, claim, by_counts=True, others=other_cells)
+        calibrated = ClaimCells.shared(self.calibrated, claim, by_counts=True, other_cells=other_cells)
         judgement = calibrated.judge(self.moved, self.fit.freedom)
         if judgement.estimate is None:
             return judgement
@@ -143,29 +147,27 @@ class FittedCells:
         )
 
     def _alternatives(self, claim: JudgedClaim) -> dict[float, Judgement]:
-        """The judgements that have an estimate with surer and less sure drafters, by confidence."""
+        """By confidence, the judgements with overconfident and underconfident drafters that have an estimate."""
         other_cells = [self.calibrated, *self.by_confidence.values()]
         alternatives = {}
         for confidence, cells in self.by_confidence.items():
-            judgement = ClaimCells.shared(cells, claim, by_counts=True, others=other_cells).judge()
+            judgement = ClaimCells.shared(cells, claim, by_counts=True, other_cells=other_cells).judge()
             if judgement.estimate:
                 alternatives[confidence] = judgement
         return alternatives
 
     def _told_unchecked(self) -> str:
-        """The confidences at which no drafter was found, as a clause; empty where there are none."""
+        """A clause with the confidences at which no drafter was found; empty if there are none."""
         found_confidences = {1.0, *self.by_confidence}
-        unchecked_confidences = [
-            f"{confidence:g}" for confidence in sorted(CONFIDENCES.values()) if confidence not in found_confidences
-        ]
+        unchecked_confidences = sorted(set(CONFIDENCES.values()) - found_confidences)
         if not unchecked_confidences:
             return ""
         row = f"no drafter of them lets {self.fit.method} commit {self.fit.wanted:.2f} tokens a round"
-        return f"; not checked at confidences of {' and '.join(unchecked_confidences)}, as {row}"
+        return f"; not checked at confidences of {' and '.join(map('{:g}'.format, unchecked_confidences))}, as {row}"
 
 
 def _told_alternatives(alternatives: Mapping[float, Judgement]) -> str:
-    """The estimates by confidence, as a clause; empty without any."""
+    """A clause with the estimates by confidence; empty without estimates."""
     estimates = [f"{judgement.estimate:.2f} at {confidence:g}" for confidence, judgement in alternatives.items()]
     return f"; by confidence {', '.join(estimates)}" if estimates else ""
 
@@ -177,8 +179,8 @@ class ClaimCells:
     Attributes:
         cells: all cells of the experiment.
         claim: the claim.
-        by_counts: whether speeds are counted at given costs, instead of timed.
-        finished: by set, the prompts that are finished in all blocks of it.
+        by_counts: whether speeds are counted at given costs; otherwise they are timed.
+        finished: by prompt set, the prompts that are finished in all blocks of the set.
     """
 
     cells: Measured
@@ -188,18 +190,18 @@ class ClaimCells:
 
     @classmethod
     def shared(
-        cls, cells: Measured, claim: JudgedClaim, *, by_counts: bool, others: Sequence[Measured] = ()
+        cls, cells: Measured, claim: JudgedClaim, *, by_counts: bool, other_cells: Sequence[Measured] = ()
     ) -> "ClaimCells":
-        """Those on the prompts that are finished with other drafters, too.
+        """The cells of a claim on the prompts that are finished with all drafters.
 
         Args:
             cells: all cells of the experiment.
             claim: the claim.
-            by_counts: as of the class.
-            others: the cells of the experiment with other drafters.
+            by_counts: as the attribute.
+            other_cells: the cells of the experiment with other drafters.
         """
         finished: dict[str, set[int]] = {}
-        for variant in (cells, *others):
+        for variant in (cells, *other_cells):
             for block in _blocks_of(claim, variant.experiment):
                 numbers = set(variant.numbers(block, claim.metric, by_counts=by_counts))
                 finished[block.setting.set] = finished.get(block.setting.set, numbers) & numbers
@@ -210,7 +212,7 @@ class ClaimCells:
         """The judgement on the claim.
 
         Args:
-            moved: the cells with a drafter whose agreement differs by a standard error; None where there are none.
+            moved: the cells with a drafter whose agreement differs by a standard error; None without one.
             freedom: degrees of freedom of that error.
         """
         if obstacle := self._obstacle():
@@ -220,7 +222,7 @@ class ClaimCells:
             self._mean,
             self._jackknife,
             sum(map(len, self._prompts.values())),
-            drawn=partial(self._mean, drawn=True) if are_drawn else None,
+            drawn=partial(self._mean, use_draws=True) if are_drawn else None,
             moved=replace(self, cells=moved)._mean if moved else None,
             moved_freedom=freedom,
         )
@@ -231,7 +233,7 @@ class ClaimCells:
         return judgement
 
     def _obstacle(self) -> str | None:
-        """Why the claim cannot be judged; None where it can."""
+        """Why the claim cannot be judged; None if it can."""
         if not self.finished:
             return f"no prompt was {'run' if self.by_counts else 'timed'} in all its methods yet"
         if isinstance(self.claim, Trend) and len(self._axis) < 2:
@@ -255,24 +257,24 @@ class ClaimCells:
 
     @cached_property
     def _axis(self) -> list[str]:
-        """The values of the axis that were run, as they stand behind the @ of a name."""
+        """The values of the axis that were run, as in the names `method@value`."""
         values = [str(block.value) for block in self._blocks if block.value is not None]
         values += [name.partition("@")[2] for name in self._blocks[0].ways if "@" in name]
         return list(dict.fromkeys(values))
 
     @cached_property
     def _ways(self) -> Mapping[str, Sequence[Way]]:
-        """The ways of each method of the claim, of a trend at both ends of the axis."""
+        """The ways of each method of the claim; for a trend, at both ends of the axis."""
         ends = [f"@{self._axis[0]}", f"@{self._axis[-1]}"] if isinstance(self.claim, Trend) else [""]
         return {name + end: _ways_of(name + end, self._blocks) for name in self.claim.names for end in ends}
 
     @property
     def _all_ways(self) -> list[Way]:
-        return [way for method_ways in self._ways.values() for way in method_ways]
+        return list(chain.from_iterable(self._ways.values()))
 
     @cached_property
     def _prompts(self) -> Mapping[str, Sequence[int]]:
-        """The finished prompts of the sets that the claim is on."""
+        """The finished prompts of the sets of the claim."""
         sets = {block.setting.set for block, _ in self._all_ways}
         return {name: numbers for name, numbers in self.finished.items() if name in sets}
 
@@ -280,47 +282,45 @@ class ClaimCells:
     def _jackknife(self) -> Jackknife:
         return self.cells.jackknife(self._prompts)
 
-    def _mean(self, name: str, metric: Metric, *, drawn: bool = False) -> Tensor:
+    def _mean(self, name: str, metric: Metric, *, use_draws: bool = False) -> Tensor:
         """The mean of a metric of a method over the prompts, as `Jackknife.mean` gives it."""
         replicates = []
         for block, way in _ways_of(name, self._blocks):
             if numbers := self._prompts.get(block.setting.set):
                 values = partial(self.cells.values, self._jackknife, block, way, metric, numbers=numbers)
-                replicates.append(values(by_counts=self.by_counts, drawn=drawn))
+                replicates.append(values(by_counts=self.by_counts, use_draws=use_draws))
         return torch.stack(replicates).mean(0)
 
     @property
     def _datum(self) -> str:
-        """A digest of the texts that the claim rests on and of what is taken of them, whatever stands on which side."""
+        """A digest of the texts and metrics of the claim; exchanging the two sides does not change it."""
         texts = []
         for method_ways in self._ways.values():
-            keys = [self.cells.key(*way, number) for way in method_ways for number in self._numbers(way)]
+            keys = []
+            for block, name in method_ways:
+                keys += [self.cells.key(block, name, number) for number in self._prompts[block.setting.set]]
             texts.append(short_digest(keys))
         right_metric = self.claim.right_metric if isinstance(self.claim, Comparison) else None
         metrics = {_representative(self.claim.metric), _representative(right_metric or self.claim.metric)}
         return short_digest([isinstance(self.claim, Order), sorted(metrics), sorted(texts)])
 
-    def _numbers(self, way: Way) -> Sequence[int]:
-        block, _ = way
-        return self._prompts[block.setting.set]
-
     def _reason(self, ratio: float) -> str | None:
-        """One line on the methods of the claim, and what puts the first of two ahead, or behind.
+        """Why the first method is ahead or behind, in one line; None for metrics that are not explained.
 
         Args:
-            ratio: what was measured.
+            ratio: the measured ratio.
         """
         metric = self.claim.metric
         if metric not in EXPLAINED:
             return None
         replaced_names = self.claim.others.values() if isinstance(self.claim, Comparison) else ()
         terms = {name: self._terms(ways) for name, ways in self._ways.items() if name not in replaced_names}
-        if isinstance(self.claim, Trend):  # of the last value over the first, which stands before it
+        if isinstance(self.claim, Trend):  # its ratio is of the last axis value over the first, which `terms` has first
             ratio = 1 / ratio
         return explain(metric, terms, is_ahead=(ratio > 1) != (metric in FALLING))
 
     def _terms(self, ways: Sequence[Way]) -> RoundTerms:
-        """What the rounds of a method are made of."""
+        """The terms of the speed-up law for a method's rounds."""
         sums = RoundSums()
         for block, name in ways:
             costs = self.cells.pass_costs(block, name) if self.by_counts else None
@@ -337,7 +337,7 @@ class ClaimCells:
 
 
 def _blocks_of(claim: JudgedClaim, experiment: Experiment) -> list[Block]:
-    """The blocks that a claim is on."""
+    """The blocks that a claim is about."""
     own_setting = filter(experiment.is_of_its_setting, experiment.blocks)
     return [block for block in own_setting if claim.temperature in (None, block.setting.temperature)]
 
@@ -345,7 +345,9 @@ def _blocks_of(claim: JudgedClaim, experiment: Experiment) -> list[Block]:
 def _ways_of(name: str, blocks: Sequence[Block]) -> list[Way]:
     """The ways of a method in some blocks.
 
-    `method@value` may name a way, the blocks of a value of the axis, or those of a set.
+    Args:
+        name: a method, or `method@value`; the value is that of a way, of the axis, or the name of a prompt set.
+        blocks: the blocks.
     """
     method, _, value = name.partition("@")
     ways = []
@@ -358,7 +360,7 @@ def _ways_of(name: str, blocks: Sequence[Block]) -> list[Way]:
 
 
 def _representative(metric: Metric) -> Metric:
-    """One metric for all that follow from the same cells in the same way."""
+    """One metric that stands for all metrics that are computed from the same cells in the same way."""
     for group in (SPEEDS, LENGTHS):
         if metric in group:
             return min(group)

@@ -1,4 +1,4 @@
-"""The figures of a report: SVG drawn by matplotlib, whose text, axes and series take the colours of the page."""
+"""The figures of a report, drawn by matplotlib as SVG in the colours of the page."""
 
 import io
 import math
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain, product, zip_longest
+from operator import attrgetter
 from typing import Any
 
 import matplotlib as mpl
@@ -25,7 +26,7 @@ from drafttree_lab.replay.results import Entry, ResultSummary
 from drafttree_lab.report.notation import COLORS, anchor, model_name
 
 INK = "#123456"
-"""Stands for the colour of the page's text, which replaces it in the SVG."""
+"""Placeholder in the SVG that is replaced by the colour of the page's text."""
 MARKERS = "osD^vPX"
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -41,31 +42,31 @@ STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 WIDTH = 8.5
-"""Inches of a figure, less than which none has."""
+"""Minimum width of a figure in inches."""
 LETTER = 5.2
-"""Pixels of a letter, as matplotlib counts them."""
+"""Approximate width of a letter in matplotlib's pixels."""
 ONE_LINE = 25
-"""Letters of a metric from which on it takes two lines."""
+"""Metric names of at least this many letters are written on two lines."""
 LOG_SPAN = 16
-"""The last value of an axis over its first from which on its scale is logarithmic."""
-MOST_PARTED = 160
-"""Tokens of a strip up to which each is drawn apart from the next."""
+"""An axis whose last value is at least this multiple of its first has a logarithmic scale."""
+MAX_SEPARATED = 160
+"""Strips of at most this many tokens have gaps between the tokens."""
 Drawing = tuple[Figure, dict[str, Artist]]
-"""A figure with the series of its legend."""
+"""A figure, and the artists of its legend by label."""
 
 
 def draw(summary: ResultSummary, axis: str = "") -> str:
-    """The figure of a result as an SVG element; empty where it is a table, or nothing was measured.
+    """The figure of a result as an SVG element; empty for a table, and if nothing was measured.
 
     Args:
         summary: the summary of the result.
-        axis: the name of what it varies.
+        axis: name of the parameter that varies.
     """
     of_values = {"bars": _bars, "lines": _lines}
     of_rounds = {"scatter": _scatter, "heatmap": _heatmap}
     of_rounds |= {"boxes": _boxes, "tokens": _tokens}
     with mpl.rc_context(STYLE):
-        if summary.figure in of_values and any(entry.measured for entry in summary.entries):
+        if summary.figure in of_values and any(map(attrgetter("measured"), summary.entries)):
             figure, series = of_values[summary.figure](summary, axis)
         elif summary.figure in of_rounds and summary.points and all(summary.points.values()):
             figure, series = of_rounds[summary.figure](summary)
@@ -79,12 +80,19 @@ def draw(summary: ResultSummary, axis: str = "") -> str:
 
 
 def color(index: int) -> str:
-    """Of a series."""
+    """The colour of a series."""
     return COLORS[index % len(COLORS)]
 
 
 def panel_grid(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows and columns of panels, each so many inches wide and high, with the options of `subplots`."""
+    """A figure with a grid of panels.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        size: width and height of a panel in inches.
+        **options: options of `Figure.subplots`.
+    """
     width = max(WIDTH, size[0] * columns)
     figure = Figure(figsize=(width, size[1] * rows + 0.6), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
@@ -99,10 +107,10 @@ def add_legend(figure: Figure, series: Mapping[str, Artist]) -> None:
 
 
 def _bars(summary: ResultSummary, axis: str) -> Drawing:
-    """A panel for every measured metric: bars by method and column, the paper's numbers dashed over them."""
+    """A panel per measured metric: bars by method and column, with dashed lines at the published numbers."""
     metrics = _metrics(summary)
     methods = _methods(summary)
-    columns = list(dict.fromkeys(entry.column for entry in summary.entries if entry.measured))
+    columns = list(dict.fromkeys(map(attrgetter("column"), _measured_entries(summary))))
     figure, grid = panel_grid(len(metrics), 1, (WIDTH, 2.2), sharex=True)
     series = dict[str, Artist]()
     width = 0.8 / len(methods)
@@ -137,10 +145,10 @@ class Sweep:
     """What varies in a figure of lines.
 
     Attributes:
-        of_policies: whether policies vary, so that a method has its value behind an @; else settings, and the entry
-            has it.
-        names: the values in their order.
-        is_numeric: whether all of them are numbers.
+        of_policies: whether policies vary; the value is then in the entry's `method`, after an @. Otherwise a setting
+            varies, and the value is the entry's `value`.
+        names: the values in order.
+        is_numeric: whether all values are numbers.
     """
 
     of_policies: bool
@@ -161,17 +169,17 @@ class Sweep:
         value = entry.method.partition("@")[2] if self.of_policies else entry.value
         return "" if value is None else str(value)
 
-    def place(self, entry: Entry) -> str:
-        """What else an entry is measured at: the name of its panel."""
+    def panel(self, entry: Entry) -> str:
+        """The title of an entry's panel: its set, temperature and setting, without what varies."""
         is_varied = entry.value == entry.temperature
         warmth = f"T = {entry.temperature:g}" if entry.temperature and not is_varied else ""
         value = str(entry.value or "") if self.of_policies else ""
         return ", ".join(filter(None, [entry.set, warmth, value]))
 
     def points(self, entries: Iterable[Entry]) -> list[tuple[float, Entry]]:
-        """The entries that have a value, each with its place on the axis, in order.
+        """The entries with a value, each with its x position, sorted by it.
 
-        Values that are numbers lie at themselves; others side by side as they come.
+        Numbers are their own positions; other values lie at 0, 1, 2 and so on.
         """
         points = list[tuple[float, Entry]]()
         for entry in entries:
@@ -182,9 +190,9 @@ class Sweep:
     def set_ticks(self, axes: Axes) -> None:
         """Name the values on the axis."""
         if not self.is_numeric:
-            _set_ticks(axes, self.names, most=8)
+            _set_ticks(axes, self.names, max_labels=8)
         elif self.names:
-            ticks = [float(name) for name in self.names]
+            ticks = list(map(float, self.names))
             if ticks[0] > 0 and ticks[-1] / ticks[0] >= LOG_SPAN:
                 axes.set_xscale("log")
             axes.set_xticks(ticks, self.names)
@@ -192,17 +200,17 @@ class Sweep:
 
 
 def _lines(summary: ResultSummary, axis: str) -> Drawing:
-    """A panel for every measured metric and place: lines by method, the paper's numbers dashed."""
+    """A row of panels per measured metric: lines by method, with the published numbers dashed."""
     metrics = _metrics(summary)
     sweep = Sweep.of(summary.entries)
-    panels = list(dict.fromkeys(sweep.place(entry) for entry in summary.entries if entry.measured))
+    panels = list(dict.fromkeys(map(sweep.panel, _measured_entries(summary))))
     figure, grid = panel_grid(len(metrics), len(panels), (4.2, 2.4), sharex=True, sharey="row")
     series: dict[str, Artist] = {}
     for row, (metric, entries) in zip(grid, metrics.items(), strict=True):
         for axes, panel in zip(row, panels, strict=True):
-            panel_entries = [entry for entry in entries if sweep.place(entry) == panel]
+            panel_entries = [entry for entry in entries if sweep.panel(entry) == panel]
             series |= _draw_panel(axes, panel_entries, sweep, _methods(summary))
-            _name_metric(axes, metric, named=axes is row[0])
+            _name_metric(axes, metric, has_label=axes is row[0])
     for top, bottom, panel in zip(grid[0], grid[-1], panels, strict=True):
         top.set_title(panel)
         bottom.set_xlabel(axis)
@@ -211,21 +219,29 @@ def _lines(summary: ResultSummary, axis: str) -> Drawing:
 
 
 def _draw_panel(axes: Axes, entries: Sequence[Entry], sweep: Sweep, methods: Mapping[str, int]) -> dict[str, Artist]:
-    """Draw the lines of all methods; those that are measured are returned.
+    """Draw the lines of all methods, and return the measured lines by method.
 
     Args:
-        methods: the methods with their numbers, as `_methods` gives them.
+        axes: the panel.
+        entries: its entries.
+        sweep: what varies along x.
+        methods: index of each method, as `_methods` gives it.
     """
     lines: dict[str, Artist] = {}
     for method, index in methods.items():
         method_entries = [entry for entry in entries if _method(entry) == method]
         points = sweep.points(method_entries)
-        measured = [(x, entry.measured) for x, entry in points if entry.measured]
+        measured: list[tuple[float, Value]] = []
+        published: list[tuple[float, float]] = []
+        for x, entry in points:
+            if entry.measured:
+                measured.append((x, entry.measured))
+            if entry.published is not None:
+                published.append((x, entry.published))
         if measured:
             lines[method] = _draw_measured(axes, measured, index)
         elif level := next((entry.measured for entry in method_entries if entry.measured), None):
             lines[method] = axes.axhline(level.mean, linestyle=":", color=color(index))
-        published = [(x, entry.published) for x, entry in points if entry.published is not None]
         xs, ys = zip(*published, strict=True) if published else ((), ())
         axes.plot(xs, ys, linestyle="--", marker=".", color=color(index))
     return lines
@@ -241,7 +257,7 @@ def _draw_measured(axes: Axes, points: Sequence[tuple[float, Value]], index: int
 
 
 def _scatter(summary: ResultSummary) -> Drawing:
-    """Rounds by draft passes and committed tokens, discs as large as there are many, with their means."""
+    """Rounds by draft passes and committed tokens, as discs with an area by their number, and their means."""
     figure, panels = _panels(summary, sharex=True, sharey=True)
     for axes, name, points in panels:
         passes, committed, counts = np.array(points).T
@@ -273,7 +289,7 @@ def _published_number(summary: ResultSummary, method: str, metric: str) -> float
 
 
 def _heatmap(summary: ResultSummary) -> Drawing:
-    """The share of rounds that accepted a node of each rank on each level, in per cent."""
+    """Heat maps of the share of rounds, in per cent, that accepted a node of each rank on each level."""
     figure, panels = _panels(summary)
     for axes, _, rows in panels:
         ranks = range(1, len(rows[0]) + 1)
@@ -292,12 +308,12 @@ def _heatmap(summary: ResultSummary) -> Drawing:
 
 
 def _edges(indices: Sequence[int]) -> list[float]:
-    """The edges of cells whose middles are 1, 2 and so on."""
+    """The edges of cells whose centres are 1, 2 and so on."""
     return [0.5, *(index + 0.5 for index in indices)]
 
 
 def _boxes(summary: ResultSummary) -> Drawing:
-    """Tokens per round of every text, by set."""
+    """A panel per method: box plots of the tokens per round of every text, by set."""
     points = summary.points
     figure, grid = panel_grid(len(points), 1, (WIDTH, 2.6), sharey=True)
     ink = {"color": INK}
@@ -316,7 +332,7 @@ def _boxes(summary: ResultSummary) -> Drawing:
 
 
 def _tokens(summary: ResultSummary) -> Drawing:
-    """A text as a strip: drafted and accepted tokens, and those that the target added."""
+    """A strip per method: the first text's tokens, coloured by whether they were drafted or added by the target."""
     points = summary.points
     figure, ((axes,),) = panel_grid(1, 1, (WIDTH, 0.7 + 0.45 * len(points)))
     names = []
@@ -324,7 +340,7 @@ def _tokens(summary: ResultSummary) -> Drawing:
         flags: list[bool] = []
         for count in accepted:
             flags += [True] * count + [False]
-        width = 0.86 if len(flags) <= MOST_PARTED else 1.0
+        width = 0.86 if len(flags) <= MAX_SEPARATED else 1.0
         colors = [color(2) if flag else color(1) for flag in flags]
         strips = [(position, width) for position in range(len(flags))]
         axes.broken_barh(strips, (row - 0.35, 0.7), facecolors=colors)
@@ -338,7 +354,7 @@ def _tokens(summary: ResultSummary) -> Drawing:
 
 
 def _panels(summary: ResultSummary, **options: Any) -> tuple[Figure, list[tuple[Axes, str, Any]]]:
-    """A figure with a panel for the points of every method, two in a row."""
+    """A figure with a panel per method, two in a row; of each panel its axes, method and points."""
     count = len(summary.points)
     figure, grid = panel_grid(math.ceil(count / 2), min(count, 2), (4.2, 3.2), **options)
     panels = list[tuple[Axes, str, Any]]()
@@ -352,10 +368,14 @@ def _panels(summary: ResultSummary, **options: Any) -> tuple[Figure, list[tuple[
     return figure, panels
 
 
+def _measured_entries(summary: ResultSummary) -> list[Entry]:
+    return [entry for entry in summary.entries if entry.measured]
+
+
 def _metrics(summary: ResultSummary) -> dict[str, list[Entry]]:
-    """The entries of each metric that was measured, on the sets on which it was."""
-    measured_entries = [entry for entry in summary.entries if entry.measured]
-    sets = {entry.set for entry in measured_entries}
+    """The entries of each measured metric, on sets with measured numbers."""
+    measured_entries = _measured_entries(summary)
+    sets = set(map(attrgetter("set"), measured_entries))
     metrics: dict[str, list[Entry]] = {entry.metric: [] for entry in measured_entries}
     for entry in summary.entries:
         if entry.metric in metrics and entry.set in sets:
@@ -368,7 +388,7 @@ def _all_entries(metrics: Mapping[str, Sequence[Entry]]) -> Iterator[Entry]:
 
 
 def _methods(summary: ResultSummary) -> dict[str, int]:
-    """Methods with their numbers, which choose their colours."""
+    """The index of each method, which determines its colour."""
     return {name: index for index, name in enumerate(dict.fromkeys(map(_method, summary.entries)))}
 
 
@@ -377,24 +397,24 @@ def _method(entry: Entry) -> str:
 
 
 def _published_line(entries: Iterable[Entry], color: str = INK) -> dict[str, Artist]:
-    """The legend's entry for the paper's numbers, with the models they are of; empty without any."""
+    """The legend's entry for published numbers, with their models; empty if there are none."""
     models = dict.fromkeys(entry.model for entry in entries if entry.model and entry.published is not None)
     model_names = ", ".join(map(model_name, models))
     return {f"published ({model_names})": Line2D([], [], color=color, linestyle="--")} if model_names else {}
 
 
-def _name_metric(axes: Axes, metric: str, *, named: bool = True) -> None:
-    """Name the upright axis, on two lines where the name is long, and show where plain decoding's speed lies."""
-    if named:
+def _name_metric(axes: Axes, metric: str, *, has_label: bool = True) -> None:
+    """Label the y axis with a metric, on two lines if the name is long. For speed-ups, draw a line at 1."""
+    if has_label:
         name = UNITS[metric]
         axes.set_ylabel(name if len(name) < ONE_LINE else name.replace(", ", ",\n").replace(" over ", "\nover "))
     if metric == "speedup":
         axes.axhline(1.0, color=INK, linewidth=0.7, alpha=0.5)
 
 
-def _set_ticks(axes: Axes, labels: Sequence[str], most: int = 12) -> None:
-    """Names at 0, 1, 2 and so on, some of them left out where there are many, and turned where they are long."""
-    positions = range(0, len(labels), -(-len(labels) // most))
+def _set_ticks(axes: Axes, labels: Sequence[str], max_labels: int = 12) -> None:
+    """Label the x positions 0, 1, 2 and so on; every k-th if there are many, rotated if they are long."""
+    positions = range(0, len(labels), -(-len(labels) // max_labels))
     tick_labels = [labels[position].replace(", ", ",").replace(",", "\n") for position in positions]
     axes.set_xticks(list(positions), tick_labels)
     if sum(max(map(len, label.split("\n"))) + 2 for label in tick_labels) * LETTER > axes.bbox.width:
@@ -412,7 +432,7 @@ def _is_number(name: str) -> bool:
 
 
 def _inline(text: str, summary: ResultSummary) -> str:
-    """The SVG element alone, with a label, ids of its own, and the page's colours."""
+    """The SVG element of a file for embedding in a page: with an ARIA label, unique ids and the page's colours."""
     element = text[text.index("<svg") :].replace(INK, "currentColor")
     for index, hex_color in enumerate(COLORS):
         element = element.replace(hex_color, f"var(--series-{index})")

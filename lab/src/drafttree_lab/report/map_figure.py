@@ -1,7 +1,7 @@
-"""The figure of who wins where: one SVG with panels for every curve v(n) and confidence, for light and dark themes.
+"""The figure of the map of winners: an SVG with panels for every curve v(n) and confidence, in light and dark themes.
 
-It follows the reader's theme where a page shows it as an image, too. Curves stand below each other and cells name
-families by their first letters, so that a phone is wide enough.
+It follows the reader's theme even as an image in a page. To fit on a phone, curves are stacked, and cells name families
+by their first letters.
 """
 
 from bisect import bisect_left
@@ -16,20 +16,20 @@ from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SL
 PAPERS = {"talon": "TALON", "dynatree-v2": "DynaTree", "traversal": "Traversal"}
 
 
-def draw(found: WinnerMap) -> str:
-    """The figure as text of an SVG file.
+def draw(winner_map: WinnerMap) -> str:
+    """The text of the SVG file.
 
     Raises:
         ConfigError: jinja2 is not installed.
     """
     blue, vermilion, green, purple, ochre, sky, grey = COLORS
     family_colors = (blue, sky, green, purple, ochre, vermilion)  # neighbours on the map differ
-    slopes = [(slope, description, found.of_slope(slope)) for slope, description in SLOPES.items()]
+    slopes = [(slope, description, winner_map.of_slope(slope)) for slope, description in SLOPES.items()]
     return template("winner_map.svg").render(
         panels=slopes,
-        ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
-        marks=list(map(_mark, found.pairs)),
-        pairs=list(map(_name, found.pairs)),
+        ground=[point for point in winner_map.of_slope(GPU) if point.confidence == CALIBRATED],
+        marks=list(map(_mark, winner_map.pairs)),
+        pairs=list(map(_name, winner_map.pairs)),
         colors={PLAIN: grey, **dict(zip(families(), family_colors, strict=True))},
         confidences=[*CONFIDENCES],
         costs=DRAFT_COSTS,
@@ -37,20 +37,20 @@ def draw(found: WinnerMap) -> str:
     )
 
 
-def _mark(pair: Pair) -> tuple[float, float, Pair]:
-    """A pair with its place among the columns, whose costs are evenly spaced by their logarithms, and the rows."""
-    column = _between(list(map(log, DRAFT_COSTS)), log(pair.draft_cost))
-    return column, _between(AGREEMENTS, pair.agreement), pair
+def _mark(model_pair: Pair) -> tuple[float, float, Pair]:
+    """The column position, row position and pair of a mark; columns are spaced by the logarithms of their costs."""
+    column = _between(list(map(log, DRAFT_COSTS)), log(model_pair.draft_cost))
+    return column, _between(AGREEMENTS, model_pair.agreement), model_pair
 
 
-def _name(each: Pair) -> str:
-    remark = f", or {each.beyond}" if each.beyond else ""
-    paper = PAPERS.get(each.paper, each.paper)
-    return f"{each.name} ({paper}): {each.agreement:.2f}{remark}, c {each.draft_cost:.2f}"
+def _name(model_pair: Pair) -> str:
+    remark = f", or {model_pair.beyond}" if model_pair.beyond else ""
+    paper = PAPERS.get(model_pair.paper, model_pair.paper)
+    return f"{model_pair.name} ({paper}): {model_pair.agreement:.2f}{remark}, c {model_pair.draft_cost:.2f}"
 
 
 def _between(ticks: Sequence[float], value: float) -> float:
-    """The place of a value on an axis whose ticks are evenly spaced, whatever their distance; at most at its edge."""
+    """The position of a value on an axis with a tick per unit, between the ticks' values; the edge if it is outside."""
     edges = ticks if len(ticks) > 1 else [ticks[0], ticks[0] + 1]
     index = min(bisect_left(edges, value, lo=1), len(edges) - 1) - 1
     low, high = edges[index : index + 2]

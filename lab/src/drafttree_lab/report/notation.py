@@ -1,4 +1,4 @@
-"""How numbers and names are written on a page, and what its series look like."""
+"""How a page writes numbers and names, and the colours of its series."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#b07a00", "#2aa1c9", "#6b7280")
-"""Of series, after Okabe and Ito, told apart by colour-blind readers too; the page has others for dark ground."""
+"""Colours of series that colour-blind readers can distinguish, after Okabe and Ito; the dark theme has others."""
 
 
 def number(value: float) -> str:
-    """A measured number with as many digits as are of use."""
+    """A measured number with a useful number of digits."""
     if abs(value) >= 100:
         return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def interval(value: Value) -> str:
-    """The interval of a measured number; empty where one prompt was run."""
+    """The interval of a measured number; empty for a single prompt."""
     return "" if value.low is None or value.high is None else f"{number(value.low)} to {number(value.high)}"
 
 
 def decimals(values: Iterable[float]) -> int:
-    """The decimals of the most exact of some published numbers, which the others had in print too."""
+    """The largest number of decimals among published numbers; papers print all of a column with as many."""
     return max((len(f"{value:.10g}".partition(".")[2]) for value in values if value == value), default=0)
 
 
-def printed(value: float, places: int | None = None) -> str:
-    """A published number with so many decimals, or all it has; empty where the paper prints none."""
+def printed(value: float, decimal_places: int | None = None) -> str:
+    """A published number with so many decimals, by default all it has; empty for a missing one."""
     if value != value:
         return ""
-    return f"{value:.10g}" if places is None else f"{value:.{places}f}"
+    return f"{value:.10g}" if decimal_places is None else f"{value:.{decimal_places}f}"
 
 
 def model_name(model: str) -> str:
-    """The target of a published number."""
+    """The name of a published number's target, as the page shows it."""
     return "model not told" if model == UNTOLD else model
 
 
 def told(judgement: Judgement) -> list[str]:
-    """What a judgement says and why, a line each; nothing where another result says it."""
+    """The finding of a judgement and its reason, a line each; empty for a repeated judgement."""
     if judgement.repeats:
         return []
     remark = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
@@ -56,7 +56,7 @@ def told(judgement: Judgement) -> list[str]:
 
 
 def anchor(name: str) -> str:
-    """The name of a paper or result as an id of the page."""
+    """The HTML id of a paper or result."""
     return re.sub(r"[^\w-]", "-", name)
 
 
@@ -68,8 +68,8 @@ def result_name(result: str) -> str:
 
 
 def template(name: str, **filters: Callable[..., Any]) -> "Template":
-    """A template of this folder, with the functions of this file and others as its filters."""
-    import jinja2  # late: commands that make no page do without it
+    """A template of this folder; its filters are the functions of this file and the given ones."""
+    import jinja2  # late: only commands that make a page need it
 
     options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(
@@ -85,7 +85,7 @@ def write_text(text: str, path: Path) -> None:
     """Write a file that `-o` names.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import drafttree
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
-from drafttree_lab.replay.paper import UNITS, Metric, Paper
+from drafttree_lab.replay.paper import UNITS, Metric, Paper, Result
 from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, template, write_text
@@ -24,9 +25,16 @@ OUTCOMES: Mapping[str, str] = {
     "not comparable": "it can be run, but would say nothing about the claim",
     "not run": "the reason stands beside it",
 }
-"""What each outcome means, in the order in which they are counted."""
+"""What each outcome means; the report lists outcomes in this order."""
 WIDEST = 1.5
-"""The ratio at the right end of a strip; its inverse is at the left."""
+"""The ratio at the right end of a strip; the left end is its inverse."""
+
+
+class ResultClaim(NamedTuple):
+    """A claim and the id of the result that it is about."""
+
+    result: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,11 @@ class Grid:
     """One metric of a result as a table.
 
     Attributes:
-        metric: the metric in words.
+        metric: name of the metric, with its unit.
         models: models of the published numbers.
-        columns: by name, whether we have a number in the column, and whether the paper has one.
-        rows: per method an entry for every column, None where there is none.
-        by_law: whether speed-ups by the law are in it.
+        columns: by name, whether the column has measured numbers, and whether it has published ones.
+        rows: per method an entry for every column; None for an empty cell.
+        by_law: whether it has speed-ups predicted by the law.
         decimals: decimals of the published numbers.
     """
 
@@ -51,7 +59,7 @@ class Grid:
 
 
 def write_report(results: Sequence[KeptResult], path: Path) -> None:
-    """Write the page, or the table of its claims alone to a file that ends in `.md`.
+    """Write the HTML page; to a `.md` file, write only the table of claims.
 
     Raises:
         InputError: the file cannot be written.
@@ -60,38 +68,30 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
 
 
 def render(results: Sequence[KeptResult]) -> str:
-    """The page as text.
+    """The HTML of the page.
 
     Raises:
         ConfigError: a paper is unknown.
     """
     page = template("report.html", strip=place_strip, prompts=_prompts, tally=tally)
-    from drafttree_lab.report.chart import draw  # late: matplotlib takes a second to import
-
     papers: dict[str, Paper] = {}
     sections: dict[str, list[dict[str, Any]]] = {}
     claims = _claims(results)
-    verdicts = [verdict for _, verdict in claims]
+    verdicts = list(map(attrgetter("verdict"), claims))
+    main_claims: list[ResultClaim] = []
+    further_claims: list[ResultClaim] = []
+    for claim in claims:
+        (main_claims if claim.verdict.main else further_claims).append(claim)
     for kept_result in results:
         summary = kept_result.summary
         name, _, result_name = summary.id.partition("/")
         paper = papers.setdefault(name, read_paper(name))
-        result = paper.results.get(result_name)
-        axis = result.axis.name if result and result.axis else ""
-        section = {
-            "kept": kept_result,
-            "grids": make_grids(summary),
-            "chart": draw(summary, axis),
-            "axis": axis,
-            "published": result.published if result else [],
-            "is_measured": any(entry.is_ours for entry in summary.entries),
-        }
-        sections.setdefault(name, []).append(section)
+        sections.setdefault(name, []).append(_section(kept_result, paper.results.get(result_name)))
     return page.render(
         papers=papers,
         sections=sections,
-        main_claims=[claim for claim in claims if claim[1].main],
-        further_claims=[claim for claim in claims if not claim[1].main],
+        main_claims=main_claims,
+        further_claims=further_claims,
         tallies=tally(verdicts),
         kinds=KINDS,
         outcomes=OUTCOMES,
@@ -103,49 +103,72 @@ def render(results: Sequence[KeptResult]) -> str:
     )
 
 
-def _claims(results: Sequence[KeptResult]) -> list[tuple[str, Verdict]]:
-    """The verdicts of all results, each with the name of its result."""
-    claims: list[tuple[str, Verdict]] = []
+def _section(kept_result: KeptResult, result: Result | None) -> dict[str, Any]:
+    """What the template shows of a result.
+
+    Args:
+        kept_result: the result.
+        result: the result in the paper's file; None if the file no longer has it.
+    """
+    from drafttree_lab.report.chart import draw  # late: matplotlib takes a second to import
+
+    summary = kept_result.summary
+    axis = result.axis.name if result and result.axis else ""
+    return {
+        "kept": kept_result,
+        "grids": make_grids(summary),
+        "chart": draw(summary, axis),
+        "axis": axis,
+        "published": result.published if result else [],
+        "is_measured": any(map(attrgetter("is_ours"), summary.entries)),
+    }
+
+
+def _claims(results: Sequence[KeptResult]) -> list[ResultClaim]:
+    claims: list[ResultClaim] = []
     for kept_result in results:
         summary = kept_result.summary
-        claims += product([summary.id], summary.verdicts)
+        claims += map(partial(ResultClaim, summary.id), summary.verdicts)
     return claims
 
 
 def _corrected_for(verdicts: Sequence[Verdict]) -> dict[str, list[int]]:
-    """For how many claims judgements are corrected, by their kind in words."""
-    numbers: dict[str, set[int]] = {basis: set() for basis in KINDS}
-    for verdict in verdicts:
-        for basis, judgement in verdict.judgements.items():
-            if judgement.claims:
-                numbers[basis].add(judgement.claims)
-    return {name: sorted(numbers[basis]) for basis, name in KINDS.items()}
+    """By the name of each kind of judgement, the numbers of claims that its p-values are corrected for."""
+    claim_counts: dict[str, list[int]] = {}
+    for basis, name in KINDS.items():
+        basis_counts = set[int]()
+        for verdict in verdicts:
+            judgement = verdict.judgements.get(basis)
+            if judgement and judgement.claims:
+                basis_counts.add(judgement.claims)
+        claim_counts[name] = sorted(basis_counts)
+    return claim_counts
 
 
 def claims_table(results: Sequence[KeptResult]) -> str:
-    """The claims that were judged, main ones first, and below them the number of each outcome and the environment."""
-    rows = sorted(_claims(results), key=lambda row: not row[1].main)
+    """A Markdown table of the judged claims, main claims first, with a legend that counts the outcomes."""
+    claims = sorted(_claims(results), key=attrgetter("verdict.main"), reverse=True)
     tallies = []
-    for basis, counts in tally([verdict for _, verdict in rows]).items():
+    for basis, counts in tally(list(map(attrgetter("verdict"), claims))).items():
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         tallies.append(f"{KINDS[basis].capitalize()}: {outcomes}.")
     environment = ", ".join(f"{name} {value}" for name, value in results[-1].environment.items())
     legend = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
-    return "\n".join([*_table_rows(rows), "", legend, ""])
+    return "\n".join([*_table_rows(claims), "", legend, ""])
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
-    """By kind, how many judgements have each outcome; kinds without any are left out."""
+    """By kind of judgement, the number of claims with each outcome; empty kinds are left out."""
     tallies: dict[str, dict[str, int]] = {}
     for basis in KINDS:
-        counts = count_outcomes(getattr(verdict, basis) for verdict in verdicts)
+        counts = count_outcomes(map(attrgetter(basis), verdicts))
         if counts:
             tallies[basis] = {name: counts[name] for name in OUTCOMES if name in counts}
     return tallies
 
 
 def make_grids(summary: ResultSummary) -> list[Grid]:
-    """A table for every metric that was measured or published."""
+    """A table for every metric that has measured or published numbers."""
     entries_by_metric: dict[Metric, list[Entry]] = {}
     for entry in summary.entries:
         if entry.is_ours or entry.published is not None:
@@ -154,14 +177,15 @@ def make_grids(summary: ResultSummary) -> list[Grid]:
 
 
 def _grid(metric: Metric, entries: Sequence[Entry]) -> Grid:
-    """The table of a metric."""
-    columns: dict[str, tuple[bool, bool]] = dict.fromkeys((entry.column for entry in entries), (False, False))
-    rows: dict[str, list[Entry | None]] = {entry.method: [None] * len(columns) for entry in entries}
+    columns: dict[str, tuple[bool, bool]] = dict.fromkeys(map(attrgetter("column"), entries), (False, False))
+    column_names = list(columns)
+    rows: dict[str, list[Entry | None]] = {}
     models: dict[str, None] = {}
     for entry in entries:
         measured, published = columns[entry.column]
         columns[entry.column] = (measured or entry.is_ours, published or entry.published is not None)
-        rows[entry.method][list(columns).index(entry.column)] = entry
+        row = rows.setdefault(entry.method, [None] * len(columns))
+        row[column_names.index(entry.column)] = entry
         if entry.model and entry.published is not None:
             models[entry.model] = None
     return Grid(
@@ -169,16 +193,16 @@ def _grid(metric: Metric, entries: Sequence[Entry]) -> Grid:
         list(models),
         columns,
         rows,
-        by_law=any(entry.by_law for entry in entries),
+        by_law=any(map(attrgetter("by_law"), entries)),
         decimals=decimals([entry.published for entry in entries if entry.published]),
     )
 
 
 def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
-    """Where the low end, the estimate and the high end lie on a scale from 0 to 100; None without an interval.
+    """Positions of the low end, the estimate and the high end on a strip, 0 to 100; None without an interval.
 
-    The middle says that there is no difference, as in the forest plots of a meta-analysis. Ratios lie on a logarithmic
-    scale; what lies beyond the scale is put at its end.
+    50 means no difference, as in the forest plots of a meta-analysis. Ratios lie on a logarithmic scale. Values outside
+    the strip are drawn at its end.
     """
     ends = []
     for value in (judgement.low, judgement.estimate, judgement.high):
@@ -192,30 +216,42 @@ def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
 
 
 def _prompts(verdict: Verdict) -> list[int]:
-    """Prompts of its judgements, one number where they rest on equally many."""
+    """The different numbers of prompts that the judgements of a claim rest on."""
     return list(dict.fromkeys(judgement.prompts for judgement in verdict.judgements.values() if judgement.prompts))
 
 
-def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
-    """The rows of claims that were judged, in the kinds of judgement that decide anything, or all if none does."""
-    all_judgements = [verdict.judgements for _, verdict in rows]
+def _table_rows(claims: Sequence[ResultClaim]) -> Iterator[str]:
+    """The header and a row for every judged claim.
+
+    A kind of judgement has a column if any of its judgements has a p-value. If no kind has one, all kinds with a judged
+    claim have columns.
+    """
+    all_judgements = list(map(attrgetter("verdict.judgements"), claims))
     bases = _bases(all_judgements, lambda judgement: judgement.p is not None) or _bases(all_judgements, _is_judged)
     yield _table_row(["result", "claim", *(KINDS[basis] for basis in bases), "why", "prompts"])
     yield f"|{' --- |' * (4 + len(bases))}"
-    for result, verdict in rows:
-        judgements = {basis: verdict.judgements[basis] for basis in bases if basis in verdict.judgements}
+    for result, verdict in claims:
+        judgements: dict[str, Judgement] = {}
+        outcomes: list[str] = []
+        for basis in bases:
+            judgement = verdict.judgements.get(basis)
+            if judgement:
+                judgements[basis] = judgement
+            outcomes.append(_outcome(judgement) if judgement else "")
         if any(map(_is_judged, judgements.values())):
-            outcomes = [_outcome(judgements[basis]) if basis in judgements else "" for basis in bases]
             prompts = " / ".join(map(str, _prompts(verdict)))
             yield _table_row([result, verdict.text, *outcomes, _reason(judgements), prompts])
 
 
 def _bases(all_judgements: Sequence[Mapping[str, Judgement]], does_count: Callable[[Judgement], bool]) -> list[str]:
-    """The kinds of judgement of which one counts, in their order."""
-    bases = set[str]()
-    for judgements in all_judgements:
-        bases.update(basis for basis, judgement in judgements.items() if does_count(judgement))
-    return [basis for basis in KINDS if basis in bases]
+    """The kinds of judgement with at least one judgement that counts, in the order of `KINDS`."""
+    bases: list[str] = []
+    for basis in KINDS:
+        for judgements in all_judgements:
+            if basis in judgements and does_count(judgements[basis]):
+                bases.append(basis)
+                break
+    return bases
 
 
 def _table_row(cells: Sequence[str]) -> str:
@@ -224,7 +260,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def _reason(judgements: Mapping[str, Judgement]) -> str:
-    """The reason of the first kind of judgement in full; of the others the term, where they name another."""
+    """The first judgement's reason in full, then the term that each other judgement names, if it is a new one."""
     reasons: list[str] = []
     terms = set[str]()
     for basis, judgement in judgements.items():
@@ -243,7 +279,7 @@ def _is_judged(judgement: Judgement) -> bool:
 
 
 def _why(judgement: Judgement) -> str:
-    """Its reason, or what it says beside the number."""
+    """The reason of a judgement, or the part of its finding after the number; empty for a repeated one."""
     if judgement.repeats or judgement.estimate is None:
         return ""
     return judgement.reason or judgement.said.partition("; ")[2]

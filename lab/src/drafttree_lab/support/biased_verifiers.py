@@ -1,6 +1,6 @@
-"""Verifiers that accept too often by a known factor, to measure what `certify --live` sees of it.
+"""Verifiers with a known bias, to measure how much bias `certify --live` detects.
 
-drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5
+Example: `drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5`.
 """
 
 from typing import Any, ClassVar
@@ -11,7 +11,11 @@ from drafttree.verifiers import RRSw, Traversal, Verifier
 
 
 class Biased(Verifier):
-    """Accepts more often than the verifier it is mixed with, by a share of the probability."""
+    """Mixin that makes a verifier accept too often.
+
+    Attributes:
+        bias: share by which the probability of acceptance is too large.
+    """
 
     bias: ClassVar[float]
 

@@ -1,4 +1,4 @@
-"""One architecture: its texts with trees compared with those of transformers alone, on a small random model."""
+"""Checks one architecture: compares drafttree's texts with those of transformers, on a small random model."""
 
 import io
 import time
@@ -27,13 +27,13 @@ from drafttree_lab.support.small_configs import VOCAB
 
 POLICIES = {"chain": "chain", "dynatree": "dynatree", "talon": "talon", "template": "template:tree=binary-4"}
 PROMPT_LENGTHS = (3, 21, 45)
-"""The small models' windows have 8 tokens, so two prompts are longer than those and all texts are."""
+"""The small models have windows of 8 tokens, so all texts and two of the prompts are longer than a window."""
 LENGTH = 28
 SEEDS = range(12)
 MIN_BRANCHING = 5
-"""Tokens that must be followed by different ones somewhere in the texts, which then depend on more than one token."""
+"""Minimum number of tokens with different successors in the texts, which shows that these depend on the context."""
 MIN_DIFFERENT = 30
-"""Different tokens that the texts of a large vocabulary must have, in which hardly a token comes twice."""
+"""Minimum number of different tokens in the texts of a model with a large vocabulary."""
 GREEDY: dict[str, Any] = {"max_new_tokens": LENGTH}
 SEEDED: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
 
@@ -45,14 +45,14 @@ class Finding:
     """The result for one architecture.
 
     Attributes:
-        name: its model type, and what a variant changes behind a "+".
+        name: the model type; a variant's change follows after a "+".
         result: "exact", "refused", "not built" or "fails".
-        reason: why it is not exact: for some policies alone, if `exact` names others.
+        reason: why it is not exact; if `exact` names policies, why the others are not.
         exact: the policies whose texts were all equal.
-        texts: compared.
-        accepted: drafted tokens accepted per round, of the policy with the fewest.
-        seconds: it took.
-        runs_on: the backend of the target's passes, and why no faster one; empty where the model was not loaded.
+        texts: number of compared texts.
+        accepted: accepted tokens per round, of the policy with the fewest.
+        seconds: duration of the check.
+        runs_on: backend of the target's passes, and why not a faster one; empty if the model was not loaded.
     """
 
     name: str
@@ -66,20 +66,20 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """True unless a text was another one or an error was not drafttree's own."""
+        """False if a text differed, or an error was not drafttree's own."""
         return self.result != FAILS
 
 
 Build = Callable[[int], PreTrainedModel]
-"""Makes a model of random weights, given a seed."""
+"""Makes a model with random weights from a seed."""
 Text = tuple[list[int], list[int]]
-"""A prompt, and the tokens that should follow it."""
+"""A prompt, and transformers' text after it."""
 Variety = Callable[[Sequence[Text]], float]
-"""How much texts vary, 1 for enough to compare them."""
+"""Measures how much texts vary; from 1 on, it is enough to compare them."""
 
 
 def check_architecture(name: str) -> Finding:
-    """Build an architecture small and random, and compare its texts."""
+    """Build a small random model of an architecture, and compare its texts."""
     return _check(name, partial(random_model, name), lambda texts: _branching(texts) / MIN_BRANCHING)
 
 
@@ -90,7 +90,7 @@ def check_popular(name: str) -> Finding:
 
 def _check(name: str, build: Build, variety: Variety) -> Finding:
     started = time.perf_counter()
-    with redirect_stdout(io.StringIO()):  # some of transformers' models print
+    with redirect_stdout(io.StringIO()):  # some models of transformers print
         try:
             module, texts = _lively_model(build, variety)
         except Exception as error:
@@ -101,7 +101,7 @@ def _check(name: str, build: Build, variety: Variety) -> Finding:
 
 
 def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Finding:
-    """Compare texts of a model, which is wrapped, with the greedy ones that transformers wrote before."""
+    """Compare texts of a model, which drafttree wraps, with the greedy texts that transformers wrote before."""
     try:
         decoder = load(module, None, "chain")
         plain = [decoder.generate(prompt, **GREEDY) for prompt, _ in texts]
@@ -112,7 +112,7 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
         return Finding(name, *_judge(error))
     findings = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded_texts))) for policy in POLICIES]
     exact_findings = [finding for finding in findings if finding.result == EXACT]
-    worst_finding = min(findings, key=lambda each: (FAILS, EXACT, REFUSED).index(each.result))
+    worst_finding = min(findings, key=lambda finding: (FAILS, EXACT, REFUSED).index(finding.result))
     reasons = dict.fromkeys(filter(None, map(attrgetter("reason"), findings)))
     return Finding(
         name,
@@ -126,11 +126,11 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
 
 
 TIE = 1e-5
-"""Difference of the two best scores up to which rounding in float32 decides between them."""
+"""Largest difference of the two best scores at which float32 rounding may choose either."""
 
 
 def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, Any], Sequence[Text]]]) -> Finding:
-    """The result for one policy, whose name it has."""
+    """The finding for one policy, under its name."""
     metrics = []
     try:
         policy_decoder = decoder.with_policy(make_policy(POLICIES[policy]))
@@ -148,10 +148,10 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
 
 
 def _difference(
-    decoder: Decoder, way: str, texts: Sequence[Text], found: Sequence[Generation], options: dict[str, Any]
+    decoder: Decoder, way: str, texts: Sequence[Text], generations: Sequence[Generation], options: dict[str, Any]
 ) -> str:
-    """The first difference of the texts found, in a few words; empty if there is none."""
-    for (prompt, expected_text), generation in zip(texts, found, strict=True):
+    """The first difference between drafttree's texts and those expected, in a few words; empty if there is none."""
+    for (prompt, expected_text), generation in zip(texts, generations, strict=True):
         difference = find_difference(decoder, prompt, expected_text, generation.tokens, **options)
         if difference and difference.gap > TIE:
             return (
@@ -163,7 +163,7 @@ def _difference(
 
 
 def _lively_model(build: Build, variety: Variety) -> tuple[PreTrainedModel, list[Text]]:
-    """A random model and transformers' own greedy texts, from the first seed whose texts vary enough."""
+    """A random model and its greedy texts by transformers, from the first seed whose texts vary enough."""
     best_variety = 0.0
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(8, VOCAB - 8, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
@@ -184,7 +184,7 @@ def _own_text(module: PreTrainedModel, prompt: list[int]) -> list[int]:
 
 
 def _branching(texts: Sequence[Text]) -> int:
-    """How many tokens are followed by different ones: the texts depend on what comes before them."""
+    """The number of tokens with different successors; if it is high, texts depend on their context."""
     followers = defaultdict(set)
     for _, text in texts:
         for token, follower in pairwise(text):
@@ -193,7 +193,7 @@ def _branching(texts: Sequence[Text]) -> int:
 
 
 def _different(texts: Sequence[Text]) -> int:
-    """How many different tokens the texts have."""
+    """The number of different tokens in the texts."""
     return len(set(chain.from_iterable(map(itemgetter(1), texts))))
 
 

@@ -1,4 +1,4 @@
-"""What a small configuration needs beyond the rules of `small_configs`, by model type, and variants of model types."""
+"""Settings that small configurations need beyond the rules of `small_configs`, and variants of model types."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
 }
-"""By model type."""
+"""The settings of model types."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "cohere_compass_text+window": MIXED_WINDOW | {"rope_parameters": dict.fromkeys(ATTENTIONS, MROPE)},
@@ -102,4 +102,4 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "starcoder2+window": WINDOW,
     "stablelm+parallel": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
 }
-"""Configurations that model types are also published with and that change how they attend."""
+"""Further published configurations of model types that attend differently."""

@@ -1,9 +1,9 @@
 """The configs of popular models, as their repositories on the hub publish them, but for depth and widths.
 
-Contexts, vocabularies, numbers and widths of heads, windows, rotary embeddings, experts, tied heads and the tokens that
-end a text are those of the model, since what fails at true sizes fails nowhere else. Numbers are from the config.json
-and generation_config.json of the repository that is named, as known on 2026-11-29; those of a GGUF file were read from
-it, the others have not been compared with the hub since.
+Contexts, vocabularies, numbers and widths of heads, windows, rotary embeddings, experts, tied heads and EOS tokens are
+those of the model, since some errors occur only at true sizes. Numbers are from config.json and generation_config.json
+of the named repository, as known on 2026-11-29. Those of a GGUF file were read from it; the others have not been
+compared with the hub since.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 
 class PopularModel(NamedTuple):
-    """A model by its config.
+    """The config of a popular model.
 
     Attributes:
-        model_type: its family.
-        values: those of the config that are no widths and not the depth.
-        layers: so many layers that each kind is among them.
-        ends: the tokens that end a text.
-        widths: widths that this family has beside hidden and intermediate size.
+        model_type: type of the model in transformers.
+        values: values of the config other than widths and depth.
+        layers: number of layers, enough for one of each kind.
+        ends: EOS tokens.
+        widths: further widths besides hidden and intermediate size.
     """
 
     model_type: str
@@ -34,36 +34,38 @@ class PopularModel(NamedTuple):
     def config(self) -> PreTrainedConfig:
         """The config with few layers and small widths."""
         count = self.values["num_attention_heads"]
-        hidden_size = -(-HIDDEN // count) * count  # some families want whole heads, whatever their width
+        hidden_size = (
+            -(-HIDDEN // count) * count
+        )  # some families need a multiple of the heads, whatever the width of a head
         sizes = {"hidden_size": hidden_size, "intermediate_size": INNER, "num_hidden_layers": self.layers}
         tokens = {"bos_token_id": None, "pad_token_id": None, "eos_token_id": [*self.ends] or None}
         return CONFIG_MAPPING[self.model_type](**{**sizes, **tokens, **self.widths, **self.values})
 
 
 HIDDEN, INNER = 64, 96
-"""Hidden size, at least, and intermediate size."""
+"""Minimum hidden size, and intermediate size."""
 FEW = {"moe_intermediate_size": 32}
 
 
 def heads(count: int, of_keys: int, width: int) -> dict[str, int]:
-    """Numbers of query heads and of key heads, and their width."""
+    """Config values for the numbers of query and key heads, and their width."""
     return {"num_attention_heads": count, "num_key_value_heads": of_keys, "head_dim": width}
 
 
-def rope(base: float, **others: Any) -> dict[str, Any]:
-    """Parameters of a rotary embedding."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, **others}}
+def rope(base: float, **parameters: Any) -> dict[str, Any]:
+    """Config values for a rotary embedding."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, **parameters}}
 
 
 def llama3(factor: float) -> dict[str, Any]:
-    """The rotary embedding of Llama 3.1 and later."""
+    """Config values for the rotary embedding of Llama 3.1 and later."""
     bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return rope(5e5, rope_type="llama3", factor=factor, **bounds)
 
 
-def every(count: int, usual: str, other: str, layers: int) -> list[str]:
-    """Types of layers, every so many another one."""
-    return [other if (layer + 1) % count == 0 else usual for layer in range(layers)]
+def every(period: int, usual_type: str, other_type: str, layers: int) -> list[str]:
+    """A list of layer types in which every `period`-th layer is of the other type."""
+    return [other_type if (layer + 1) % period == 0 else usual_type for layer in range(layers)]
 
 
 LLAMA: dict[str, Any] = {"vocab_size": 128_256, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5}
@@ -107,7 +109,7 @@ LONGROPE_PHI4 = {
     **{"rope_type": "longrope", "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75},
     **{"short_factor": [1.0] * 48, "long_factor": [1.0 + 0.4 * pair for pair in range(48)]},
 }
-"""The long factors of Phi-4-mini rise from 1 to about 47; these are made up."""
+"""The long factors are made up; those of Phi-4-mini rise from 1 to about 47."""
 
 POPULAR: dict[str, PopularModel] = {
     "meta-llama/Llama-3.1-8B-Instruct": PopularModel(
@@ -295,4 +297,4 @@ POPULAR: dict[str, PopularModel] = {
         ends=(200_002, 199_999, 200_012),
     ),
 }
-"""By repository."""
+"""The models by repository."""

@@ -1,4 +1,4 @@
-"""Small random models of an architecture whose texts show what a pass leaves out."""
+"""Small random models of an architecture, whose texts change if a pass leaves anything out."""
 
 from contextlib import suppress
 from copy import deepcopy
@@ -29,9 +29,9 @@ TIED_SCALE = 0.02
 
 @cache
 def architectures() -> list[str]:
-    """The model types that transformers has a causal language model for, and variants of some.
+    """The model types of transformers' causal language models, and variants of some.
 
-    A type of several models, such as `gemma3`, is left out where its language model has a type of its own.
+    A multimodal type, such as `gemma3`, is left out if its language model has a type of its own.
     """
     types = set(map(attrgetter("model_type"), MODEL_FOR_CAUSAL_LM_MAPPING))
     variants = {name for name in VARIANTS if name.partition("+")[0] in types}
@@ -40,9 +40,9 @@ def architectures() -> list[str]:
 
 @cache
 def language_models() -> dict[str, str]:
-    """The type of the language model by that of the whole, where both have a model.
+    """By multimodal type, the type of its language model, if that is another type with a causal language model.
 
-    Assistants are left out: their configuration holds that of the model they draft for.
+    Assistants are left out, since their configuration holds that of the model they draft for.
     """
     types = {config_class.model_type: _language_type(config_class) for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
     return {
@@ -53,10 +53,10 @@ def language_models() -> dict[str, str]:
 
 
 def random_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """A small random model of an architecture, in float32 and without generation settings of its own.
+    """A small random model of an architecture, in float32 and with default generation settings.
 
     Raises:
-        Exception: of any kind, from transformers, where it cannot be made.
+        Exception: transformers cannot make the model; it may raise any kind.
     """
     config = small_config(name)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[name.partition("+")[0]]]
@@ -71,12 +71,12 @@ def random_model(name: str, seed: int = 0) -> PreTrainedModel:
 
 
 def popular_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """A model of `POPULAR` with random weights, in float32, which ends its texts as the model does."""
+    """A model of `POPULAR` with random weights, in float32, and with the EOS tokens of the original."""
     config = POPULAR[name].config
     module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     randomise(module, seed)
     if config.tie_word_embeddings:
-        # smaller than what the layers add, or the likeliest token would be the last one again
+        # embeddings must be smaller than what the layers add, or every text would repeat its last token
         module.get_input_embeddings().weight.data.mul_(TIED_SCALE)
     module.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
     return module
@@ -86,9 +86,9 @@ def popular_model(name: str, seed: int = 0) -> PreTrainedModel:
 def randomise(module: nn.Module, seed: int) -> None:
     """Draw weights with which greedy texts vary.
 
-    What begins as ones or zeros (norms, biases, sinks, routing corrections) gets noise, so that leaving it out shows.
-    Rows and columns of matrices have mean 0: without that, activations above 0 on average make all hidden states alike
-    within a few layers, and the text one repeated token.
+    Weights that start as ones or zeros (norms, biases, sinks, routing corrections) get noise, so that their omission
+    shows. Rows and columns of matrices have mean 0. Otherwise activations with a positive mean make all hidden states
+    alike within a few layers, and the text repeats one token.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
@@ -101,14 +101,14 @@ def randomise(module: nn.Module, seed: int) -> None:
 
 
 def _centred(matrices: Tensor) -> Tensor:
-    """Matrices with rows and columns of mean 0; those of a single row or column, such as kernels, as they are."""
+    """Matrices with rows and columns of mean 0; those of a single row or column, such as kernels, stay unchanged."""
     if 1 in matrices.shape[-2:]:
         return matrices
     return matrices - matrices.mean(-1, keepdim=True) - matrices.mean(-2, keepdim=True)
 
 
-def _language_type(kind: type[PreTrainedConfig]) -> str:
-    """The type of the language model in a configuration; its own if transformers cannot make a default one."""
+def _language_type(config_class: type[PreTrainedConfig]) -> str:
+    """The type of the language model in a default configuration; the class's own type if that cannot be made."""
     with suppress(Exception):
-        return text_part(kind()).model_type
-    return kind.model_type
+        return text_part(config_class()).model_type
+    return config_class.model_type

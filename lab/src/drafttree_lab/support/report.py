@@ -1,4 +1,4 @@
-"""The table of architectures as a document, which is docs/models.md."""
+"""The documents docs/models.md and docs/popular-models.md, made from the tables of results."""
 
 import re
 
@@ -16,7 +16,8 @@ mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
 - **exact**: greedy texts over {policies} are those that transformers' `generate` wrote
   with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding,
   but for ties: scores within 1e-5, between which rounding decides.
-  {length} tokens behind prompts of {lengths}, windows of 8; drafts are right, second best or wrong by turns.
+  {length} tokens behind prompts of {lengths}, windows of 8; the test drafter alternates between right,
+  second-best and wrong tokens.
 - **refused**: `drafttree.load` says why in one line.
 - **not built**: transformers cannot make the small model, or generate with it.
 - **fails**: another text, or an error that is not drafttree's own.
@@ -48,9 +49,15 @@ column says what runs the target's passes on a CPU, and why nothing faster does.
 
 
 def popular_to_markdown(table: SupportTable) -> str:
-    """The document about popular models."""
-    counts = ", ".join(f"{count} {result}" for result, count in table.counts.items())
-    return POPULAR_TEXT.format(**VERSIONS, counts=counts, rows="\n".join(map(_popular_row, table.findings)))
+    """The document about popular models, docs/popular-models.md."""
+    return POPULAR_TEXT.format(
+        **VERSIONS, counts=_told_counts(table), rows="\n".join(map(_popular_row, table.findings))
+    )
+
+
+def _told_counts(table: SupportTable) -> str:
+    """The number of architectures with each result, such as "80 exact, 12 refused"."""
+    return ", ".join(f"{count} {result}" for result, count in table.counts.items())
 
 
 def _popular_row(finding: Finding) -> str:
@@ -61,13 +68,13 @@ def _popular_row(finding: Finding) -> str:
 
 
 def to_markdown(table: SupportTable) -> str:
-    """The document."""
+    """The document about all architectures, docs/models.md."""
     return TEXT.format(
         **VERSIONS,
         policies=_listed([*POLICIES]),
         length=LENGTH,
-        lengths=_listed([str(length) for length in PROMPT_LENGTHS]),
-        counts=", ".join(f"{count} {result}" for result, count in table.counts.items()),
+        lengths=_listed(list(map(str, PROMPT_LENGTHS))),
+        counts=_told_counts(table),
         rows="\n".join(map(_row, table.findings)),
         parts=", ".join(
             f"`{model_type}` as `{language_type}`" for model_type, language_type in sorted(language_models().items())

@@ -1,4 +1,4 @@
-"""A drafter that knows the text and proposes it among wrong tokens, so that every length of path is accepted."""
+"""A drafter that knows the text and mixes it with wrong tokens, so that accepted paths have every length."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from torch import Tensor
 from drafttree.drafters import HiddenStates, Session
 
 LIFTS = (4.0, -0.5, 4.0, 4.0, -0.5, 4.0, -20.0)
-"""The right token's logit above the best wrong one's, by turns: it is the best, the second best, or not drafted."""
+"""The right token's logit minus the best wrong one's, in turns: it is best, second best, or not drafted."""
 
 
 class ScriptedDrafter:
-    """Drafts from a text that is known beforehand, on a CPU. See `drafttree.drafters.base.Drafter`.
+    """Drafts a text that is known beforehand, on a CPU. See `drafttree.drafters.base.Drafter`.
 
     Args:
-        text: token ids of the prompt and of what should follow.
-        vocab_size: the vocab size of the target.
+        text: token ids of the prompt and of the text after it.
+        vocab_size: vocabulary size of the target.
     """
 
     def __init__(self, text: Sequence[int], vocab_size: int) -> None:
@@ -31,12 +31,12 @@ class ScriptedDrafter:
             self._logits[position, token] = self._logits[position].max() + LIFTS[position % len(LIFTS)]
 
     def start(self, prompt: list[int], capacity: int) -> "ScriptedSession":
-        """Begin a request, which must be for the text's prompt."""
+        """Begin a request; its prompt must be the beginning of the text."""
         return ScriptedSession(self._logits, len(prompt))
 
 
 class ScriptedSession(Session):
-    """The place in the text; wrong branches are continued as the right one is."""
+    """A position in the text; wrong branches continue like the right one."""
 
     def __init__(self, logits: Tensor, length: int) -> None:
         super().__init__(None, logits.device)

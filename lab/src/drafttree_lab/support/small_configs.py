@@ -1,7 +1,7 @@
 """Small configurations of every causal architecture that transformers knows.
 
-A configuration is shrunk by the names of its attributes. Lists with an entry for each layer keep the entries of some
-layers, so that every kind of layer the architecture mixes stays, in its order.
+A configuration is shrunk by the names of its attributes. Lists with an entry per layer are cut to a few layers, in
+order, which include every kind of layer.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ SIZES: dict[str, int] = {
     r"index_block_size": 4,
     r"index_topk_blocks": 2,
 }
-"""The size of an attribute by a pattern of its name, the first that matches; a smaller one is kept."""
+"""Upper bounds of attributes, by a pattern of their name; the first pattern that matches counts."""
 
 SETTINGS = {"is_decoder": True, "tie_word_embeddings": False}
 """Encoders are run as decoders. A head that shares its weights with the embedding makes random texts repeat tokens."""
@@ -53,17 +53,21 @@ LAYER_COUNTS = re.compile(r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|num_bl
 
 
 def small_config(name: str) -> PreTrainedConfig:
-    """A small configuration of an architecture of `architectures`, of its text part where it has several.
+    """A small configuration of an architecture, for several models that of the language model.
+
+    Args:
+        name: one of `architectures`.
 
     Raises:
-        Exception: of any kind, from transformers, where the shrunk values do not go together.
+        Exception: transformers rejects the shrunk values; it may raise any kind.
     """
     model_type = name.partition("+")[0]
     default = text_part(CONFIG_MAPPING[model_type]())
     return _small(default, OVERRIDES.get(model_type, {}) | VARIANTS.get(name, {}))
 
 
-def _small(default: PreTrainedConfig, given: dict[str, Any]) -> PreTrainedConfig:
+def _small(default: PreTrainedConfig, overrides: dict[str, Any]) -> PreTrainedConfig:
+    """A default configuration with shrunk values; overrides come last."""
     fields = _fields(default)
     values: dict[str, Any] = {}
     for name, value in fields.items():
@@ -75,16 +79,16 @@ def _small(default: PreTrainedConfig, given: dict[str, Any]) -> PreTrainedConfig
         if name in fields:
             values[name] = value
     changed_values = {name: value for name, value in values.items() if value != fields[name]}
-    return type(default)(**changed_values | given)
+    return type(default)(**changed_values | overrides)
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the language model among several models, or the configuration itself."""
+    """The configuration of the language model within a configuration of several models, or the configuration itself."""
     return getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
 
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """The values that a configuration's class takes, without those that all classes share."""
+    """The values that a configuration's constructor takes, without those that all configurations share."""
     common_names = set(map(attrgetter("name"), dataclasses.fields(PreTrainedConfig)))
     stored_values = vars(config)
     values: dict[str, Any] = {}
@@ -96,18 +100,21 @@ def _fields(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _shrink(name: str, value: Any) -> Any:
-    """A value that is small enough."""
+    """A value of a configuration, shrunk by the name of its attribute; lists and nested configurations too."""
     if isinstance(value, PreTrainedConfig):
         return _small(value, {})
     if isinstance(value, list):
         return [_shrink(name, element) for element in value]
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    return next((min(value, size) for pattern, size in SIZES.items() if re.fullmatch(pattern, name)), value)
+    for pattern, size in SIZES.items():
+        if re.fullmatch(pattern, name):
+            return min(value, size)
+    return value
 
 
 def _few_layers(config: PreTrainedConfig) -> dict[str, Any]:
-    """The numbers of layers and the lists with an entry for each, cut down to some layers of every kind."""
+    """Layer counts and lists with an entry per layer, cut down to a few layers of every kind."""
     fields = _fields(config)
     counts = {name: value for name, value in fields.items() if LAYER_COUNTS.fullmatch(name) and value}
     lists = {
@@ -122,10 +129,10 @@ def _few_layers(config: PreTrainedConfig) -> dict[str, Any]:
     return dict.fromkeys(counts, len(layers)) | lists
 
 
-def _choose_layers(kinds: Sequence[tuple]) -> list[int]:
-    """The first layers of every kind, then further ones by turns until there are enough."""
+def _choose_layers(layer_kinds: Sequence[tuple]) -> list[int]:
+    """Indices of the layers to keep: one of every kind, then a second of each, and so on, up to `LAYERS`."""
     layers_by_kind: dict[str, list[int]] = {}
-    for layer, layer_kind in enumerate(kinds):
+    for layer, layer_kind in enumerate(layer_kinds):
         layers_by_kind.setdefault(repr(layer_kind), []).append(layer)
     turns = zip_longest(*layers_by_kind.values())
     order = [layer for layer in chain.from_iterable(turns) if layer is not None]

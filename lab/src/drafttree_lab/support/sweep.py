@@ -1,4 +1,4 @@
-"""Every architecture in turn; results are kept in a file, from which an interrupted run goes on."""
+"""Checks every architecture in turn; an interrupted sweep continues from its file of results."""
 
 import json
 import os
@@ -38,17 +38,17 @@ class SupportTable:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Architectures by result."""
+        """The number of architectures with each result."""
         return dict(Counter(map(attrgetter("result"), self.findings)).most_common())
 
     def summary(self) -> dict[str, Any]:
-        """Everything found, for JSON."""
+        """The whole table as JSON data."""
         findings = list(map(asdict, self.findings))
         return {"versions": VERSIONS, "counts": self.counts, "findings": findings, "passed": self.passed}
 
 
 def check_all(
-    only: Sequence[str] = (),
+    selected_names: Sequence[str] = (),
     out: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
     popular: bool = False,
@@ -56,22 +56,22 @@ def check_all(
     """Check architectures, or popular models.
 
     Args:
-        only: names of `architectures`, all of them by default; a type of several models stands for its language model.
-            Of popular models, those of `POPULAR`.
-        out: a file of JSON lines to keep results in. Those it has are not computed again, but for failures and
-            results of other versions.
+        selected_names: names of `architectures`, or of `POPULAR` for popular models; all by default. The type of a
+            multimodal model stands for its language model.
+        out: file of JSON lines that keeps the results. What it has is not computed again, except failures and results
+            of other versions.
         progress: called after every architecture with its name.
-        popular: whether popular models are checked, with their contexts, vocabularies and heads.
+        popular: whether to check popular models, with their own contexts, vocabularies and heads.
 
     Raises:
-        ConfigError: there is no such architecture; the message names the nearest.
+        ConfigError: an architecture is unknown; the message names the nearest.
         InputError: the file cannot be written, or holds something else.
     """
     all_names, part_types = ([*POPULAR], dict[str, str]()) if popular else (architectures(), language_models())
-    if unknown_names := [name for name in only if name not in {*all_names, *part_types}]:
+    if unknown_names := [name for name in selected_names if name not in {*all_names, *part_types}]:
         raise unknown("popular model" if popular else "architecture", unknown_names[0], [*all_names, *part_types])
     findings = _read(out) if out else {}
-    names = sorted({part_types.get(name, name) for name in only}) or all_names
+    names = sorted({part_types.get(name, name) for name in selected_names}) or all_names
     for name in names:
         if name not in findings:
             findings[name] = check_popular(name) if popular else check_architecture(name)
@@ -82,7 +82,7 @@ def check_all(
 
 
 def _read(path: Path) -> dict[str, Finding]:
-    """The results of a file that need not be computed again."""
+    """The results of a file that are of these versions and have passed."""
     findings: dict[str, Finding] = {}
     try:
         lines = path.read_text().splitlines() if path.exists() else []
@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, Finding]:
 
 
 def _write(path: Path, findings: Iterable[Finding]) -> None:
-    """Replace the file as a whole, so that an interruption leaves either."""
+    """Replace the file atomically: an interruption leaves the old file or the new one."""
     lines = [json.dumps({"finding": asdict(finding), "versions": VERSIONS}) + "\n" for finding in findings]
     partial = path.with_name(f"{path.name}.partial")
     try:

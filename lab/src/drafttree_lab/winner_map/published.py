@@ -1,4 +1,4 @@
-"""What the map takes from the papers: families of policies, pairs of models, and what the papers leave open."""
+"""What the map takes from the papers: families of policies, pairs of models, and open questions."""
 
 import functools
 import math
@@ -19,26 +19,26 @@ from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.text_cell import TextCounts
 
 PLAIN, AUTO = "plain", "auto"
-"""Plain decoding, whose R is 1, and the policy that weighs the costs themselves."""
+"""Plain decoding, whose R is 1, and the policy that chooses by the costs of passes."""
 TWO_CORES = 0.07
-"""Cost of a node of a target pass beyond the first, on two CPU cores."""
+"""Cost of each further node of a target pass, on two CPU cores."""
 Texts = Mapping[float, Mapping[str, Mapping[str, Sequence[TextCounts]]]]
-"""The counts of all texts by agreement, confidence and policy, in one order of prompts."""
+"""The counts of texts by agreement, confidence and policy; all lists are in the same order of prompts."""
 
 
 @functools.cache
 def canonical(spec: str) -> str:
-    """A specification as the results are kept by it."""
+    """A policy's specification in the form that the results have as keys."""
     return policy_spec(make_policy(spec))
 
 
 def published_policy(paper: str, method: str, prompt_set: str = "", value: AxisValue | None = None) -> str:
-    """The specification of a paper's method, on a set of prompts if one is named, at a value of its figure's axis."""
+    """The policy of a paper's method, by prompt set and axis value if the paper's policy depends on them."""
     return canonical(read_paper(paper).methods[method].policy_at(prompt_set, value))
 
 
 def method_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
-    """The costs of a method's passes, on a target of the paper or on its first one."""
+    """The pass costs of a method on a target of the paper, by default its first."""
     publication = read_paper(paper)
     costs = published_costs(
         publication.models[model or next(iter(publication.models))], publication.methods[method].role
@@ -48,7 +48,7 @@ def method_costs(paper: str, method: str, model: str | None = None) -> PassCosts
 
 
 def families() -> Mapping[str, list[str]]:
-    """Specifications by the name of their family; a family's R is that of its best setting."""
+    """The policies of each family; the R of a family is that of its fastest policy."""
     return {
         "chain": [canonical(f"chain:depth={depth}") for depth in (2, 5, 8)],
         "fixed tree": [
@@ -64,17 +64,18 @@ def families() -> Mapping[str, list[str]]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its drafter by what a paper prints of one policy, and their place on the map.
+    """A target and a drafter of a paper, and their place on the map.
 
     Attributes:
-        name: target, and set of prompts where the paper has more than one.
-        policy: specification of the policy, with which the drafter is placed.
+        name: the target, and the prompt set if the paper has several.
+        paper: name of the paper.
+        policy: the policy of the published numbers.
         tau: published tokens per round.
         draft_cost: c.
-        sampled: whether the numbers are of temperature 1.
-        agreement: agreement at which the graded drafter commits as many tokens per round with the same policy.
-        beyond: "below" or "above" where its tokens per round lie outside those of the graded drafters, whose end the
-            agreement then is; empty otherwise.
+        sampled: whether the numbers are for temperature 1.
+        agreement: agreement at which a graded drafter has the same tokens per round with this policy.
+        beyond: "below" or "above" if no graded drafter has so few or so many tokens per round; `agreement` is then the
+            lowest or highest one. Empty otherwise.
     """
 
     name: str
@@ -88,7 +89,10 @@ class Pair:
 
 
 def published_pairs() -> Iterator[Pair]:
-    """All pairs: of TALON by EAGLE-3's row, of DynaTree by the linear row, of Traversal Verification by the chain's."""
+    """All pairs of the papers.
+
+    They are from the rows of EAGLE-3 in TALON, of linear drafts in DynaTree, and of chains in Traversal Verification.
+    """
     paper, method = "talon", "EAGLE-3"
     for model in read_paper(paper).models:
         tau = fmean(_lengths(read_paper(paper).results["1"], method, model).values())
@@ -110,39 +114,44 @@ def published_pairs() -> Iterator[Pair]:
 
 
 def _lengths(result: Result, method: str, model: str) -> dict[str, float]:
-    """The published tokens per round of a method by column."""
-    blocks = (block for block in result.published if block.metric == "tau" and block.model == model)
-    row, columns = next((block.rows[method], block.columns) for block in blocks if method in block.rows)
-    return dict(zip(map(str, columns), row, strict=True))
+    """The published tokens per round of a method by column, from the first block that has it."""
+    for block in result.published:
+        if block.metric == "tau" and block.model == model and method in block.rows:
+            return dict(zip(map(str, block.columns), block.rows[method], strict=True))
+    raise LookupError(f"no tokens per round of {method} on {model}")
 
 
-def place(pair: Pair, lengths: Mapping[float, float]) -> Pair:
-    """Place a pair where a drafter commits its tokens per round, between two agreements in proportion.
+def place(model_pair: Pair, lengths: Mapping[float, float]) -> Pair:
+    """Give a pair the agreement at which a graded drafter has its tokens per round, by linear interpolation.
 
     Args:
-        pair: what is published.
-        lengths: tokens per round of the pair's policy by agreement of the graded drafter.
+        model_pair: the published pair.
+        lengths: tokens per round of the pair's policy, by agreement of the graded drafter.
     """
-    points = sorted((length, agreement) for agreement, length in lengths.items())
+    points = sorted(zip(lengths.values(), lengths, strict=True))
     for (low, low_agreement), (high, high_agreement) in pairwise(points):
-        if low <= pair.tau <= high:
-            share = (pair.tau - low) / (high - low) if high > low else 0.0
-            return replace(pair, agreement=low_agreement + share * (high_agreement - low_agreement))
-    agreement, direction = (points[0][1], "below") if pair.tau < points[0][0] else (points[-1][1], "above")
-    return replace(pair, agreement=agreement, beyond=direction)
+        if low <= model_pair.tau <= high:
+            share = (model_pair.tau - low) / (high - low) if high > low else 0.0
+            return replace(model_pair, agreement=low_agreement + share * (high_agreement - low_agreement))
+    agreement, direction = (points[0][1], "below") if model_pair.tau < points[0][0] else (points[-1][1], "above")
+    return replace(model_pair, agreement=agreement, beyond=direction)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Whether one policy is faster than another, and what was counted for it.
+    """Whether one policy is faster than another, and the answer that was counted.
 
     Attributes:
         text: both policies in words.
-        settings: policies by the value of a parameter, from that of `right` to that of `left`, where it is asked
-            whether the best value rises with agreement; then R of `left` over R of `right` rises.
-        ratios: R of `left` over R of `right` by confidence and agreement.
-        trends: the ratio at the highest agreement over that at the lowest, by confidence; empty without `settings`.
-        best: the fastest of `settings` by confidence and agreement.
+        left: the policy that may be faster.
+        right: the policy that it is compared with.
+        costs: the pass costs of both.
+        settings: policies by the value of a parameter, from `right` to `left`, for a question about a trend: does the
+            best value rise with agreement? Empty otherwise.
+        ratios: R of `left` over R of `right`, by confidence and agreement.
+        trends: by confidence, the ratio at the highest agreement over that at the lowest; empty without `settings`.
+        best: the fastest of `settings`, by confidence and agreement.
+        verdict: the answer in words.
     """
 
     text: str
@@ -159,7 +168,7 @@ class Question:
 def questions() -> Iterator[Question]:
     """All questions: what the papers leave open, and claims that one pair of models cannot decide.
 
-    DynaTree gives no value of a*, its `target`; TALON's k, the robust levels, stands beside its own choice of 1.
+    DynaTree gives no value of a*, the policy's `target`. TALON's choice of k = 1 robust level is compared with others.
     """
     yield from _dynatree_questions()
     yield from _talon_questions()
@@ -217,48 +226,51 @@ def linear_costs(slope: float) -> Costs:
 
 
 FREE = PassCosts(0.0, linear_costs(0.0))
-"""Drafts and trees cost nothing: R is tau, the tokens per round."""
+"""Costs at which drafts and further nodes are free, so that R is tau, the tokens per round."""
 
 
 def speedups(costs: PassCosts, texts: Sequence[TextCounts]) -> Tensor:
-    """R over all texts, then without each of them: float64 `[1 + texts]`."""
+    """R over all texts, then R without each text in turn: float64 `[1 + texts]`."""
     fractions = [costs.fraction("tokens_per_second", counts) for counts in texts]
     return Jackknife({"texts": len(texts)}).mean([("texts", fractions)])
 
 
 def estimate(ratios: Tensor) -> Estimate:
-    """A ratio of what `speedups` gives for the same prompts, with its interval over them."""
+    """The estimate of a ratio over prompts, with its interval.
+
+    Args:
+        ratios: `[1 + texts]`, a quotient of two results of `speedups` for the same prompts.
+    """
     return Jackknife({"texts": len(ratios) - 1}).estimate(ratios)
 
 
 def side(ratio: Estimate) -> int:
-    """On which side of 1 the whole interval of a ratio lies: 1, -1, or 0 where it includes 1 or there is none."""
+    """1 or -1 if the whole interval of a ratio lies above or below 1; 0 if it includes 1 or does not exist."""
     return 0 if ratio.p > LEVEL else (ratio.value > 1) - (ratio.value < 1)
 
 
 def answer(question: Question, texts: Texts) -> Question:
-    """A question with what was counted, by the same prompts for both policies."""
-    ratios = {}
-    trends = {}
-    best_settings = {}
+    """A question with its answer, counted on the same prompts for both policies."""
+    ratios: dict[str, dict[float, Estimate]] = {}
+    trends: dict[str, Estimate] = {}
+    best_settings: dict[str, dict[float, str]] = {}
     for confidence in CONFIDENCES if texts else ():
-        texts_by_agreement = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
-        replicates = {
-            agreement: _ratios(question, policy_texts) for agreement, policy_texts in texts_by_agreement.items()
-        }
-        ratios[confidence] = {agreement: estimate(ratio) for agreement, ratio in replicates.items()}
+        replicates: dict[float, Tensor] = {}
+        ratios[confidence] = {}
+        for agreement in sorted(texts):
+            replicates[agreement] = _ratios(question, texts[agreement][confidence])
+            ratios[confidence][agreement] = estimate(replicates[agreement])
         if question.settings:
             trends[confidence] = estimate(replicates[max(texts)] / replicates[min(texts)])
-            best_settings[confidence] = {
-                agreement: _best_setting(question, policy_texts)
-                for agreement, policy_texts in texts_by_agreement.items()
-            }
+            best_settings[confidence] = {}
+            for agreement in sorted(texts):
+                best_settings[confidence][agreement] = _best_setting(question, texts[agreement][confidence])
     answered = replace(question, ratios=ratios, trends=trends, best=best_settings)
     return replace(answered, verdict=verdict(answered))
 
 
 def _ratios(question: Question, texts: Mapping[str, Sequence[TextCounts]]) -> Tensor:
-    """R of the left policy over that of the right one, as `speedups` gives them."""
+    """R of the left policy over R of the right one, `[1 + texts]` as from `speedups`."""
     return speedups(question.costs, texts[question.left]) / speedups(question.costs, texts[question.right])
 
 
@@ -267,7 +279,7 @@ def _best_setting(question: Question, texts: Mapping[str, Sequence[TextCounts]])
 
 
 def verdict(question: Question) -> str:
-    """Where a claim holds, in words: where all confidences agree."""
+    """At which agreements a claim holds, in words; it counts as decided if all confidences agree."""
     if not question.ratios:
         return "not counted"
     if question.settings:

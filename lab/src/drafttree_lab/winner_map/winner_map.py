@@ -1,12 +1,13 @@
-"""Who wins where: the best policy by agreement and confidence of the drafter, cost of a draft pass and cost of a tree.
+"""The map of winners: the fastest policy by the drafter's agreement and confidence, and the costs of passes.
 
-Texts are counted, never timed, so any machine will do.
+Texts are counted, never timed, so the map does not depend on the machine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -57,29 +58,31 @@ AGREEMENTS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 DRAFT_COSTS = (0.01, 0.03, 0.1, 0.2, 0.4)
 """c: the cost of a draft pass in target passes over one node."""
 SLOPES = {0.0: "free trees, as in the papers' law", 0.005: "a GPU", 0.02: "between", TWO_CORES: "two CPU cores"}
-"""s in v(n) = 1 + s (n - 1), with what it is like."""
+"""s in v(n) = 1 + s (n - 1), with the hardware that it stands for."""
 GPU = 0.005
 """The slope that the tables of Traversal Verification imply."""
-MOST_TOKENS = 256
-"""Tokens of a prompt at most; longer ones are cut, so that books are texts among others."""
+MAX_PROMPT_TOKENS = 256
+"""Longer prompts are cut to this length, so that those from books weigh no more than others."""
 Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
 class MapPoint:
-    """A point of the map; `auto` is no family.
+    """A point of the map: the speed-ups at one agreement, confidence and pair of costs.
 
     Attributes:
+        agreement: agreement of the drafter with the target.
+        confidence: one of `CONFIDENCES`.
         draft_cost: c.
-        slope: s, the cost of a node of a target pass beyond the first.
-        winner: the fastest family; plain decoding is one.
+        slope: s, the cost of each further node of a target pass.
+        winner: the fastest family; plain decoding counts as one, `auto` does not.
         best: R of the winner.
-        tied_with: the second family where the interval of `lead` includes 1 or there is none; else None.
-        lead: R of the winner over that of the second, with its interval over prompts.
+        tied_with: the second family if the interval of `lead` includes 1 or does not exist; otherwise None.
+        lead: R of the winner over R of the second family, with its interval over prompts.
         speedups: R by family, the fastest first.
-        settings: the fastest policy by family.
-        auto: R of the policy `auto`; None where it is not counted.
-        share: R of `auto` over that of the winner.
+        settings: the fastest policy of each family.
+        auto: R of the policy `auto`; None if it was not counted.
+        share: R of `auto` over R of the winner.
     """
 
     agreement: float
@@ -98,17 +101,17 @@ class MapPoint:
 
 @dataclass(frozen=True)
 class WinnerMap:
-    """What is counted so far.
+    """The map as far as its texts are counted.
 
     Attributes:
-        grades: drafters, by the agreement that was looked for.
-        confidences: by agreement, the mean probability that the drafters of `CONFIDENCES` give to their best token.
-        points: points of the map whose families are all counted.
+        grades: the graded drafters.
+        confidences: by agreement, the mean probability of the best token, for each of `CONFIDENCES`.
+        points: the points whose families are all counted.
         pairs: the papers' pairs of models; empty before anything is counted.
-        questions: what the papers leave open.
+        questions: the questions that the papers leave open.
         prompts: number of prompts.
-        looping: how many of their texts end in a loop.
-        differing: texts that are not the target's own, which rounding may cause where two tokens are as likely.
+        looping: number of the target's texts that end in a loop.
+        differing: number of drafted texts that differ from the target's own; rounding may break ties.
         length: tokens of a text.
     """
 
@@ -129,16 +132,16 @@ class WinnerMap:
 
 @dataclass
 class TextRuns:
-    """The greedy texts after some prompts, by graded drafters and policies; their counts are kept.
+    """Writes the greedy texts of graded drafters and policies after some prompts, and stores their counts.
 
     Args:
-        decoder: target with a language model as its drafter.
-        store: keeps finished texts.
+        decoder: decoder with a language model as drafter.
+        store: stores the counts.
         length: new tokens of a text.
         seed: seed of the drafters' noise.
 
     Attributes:
-        prompts: token ids of the prompts; set before anything but `plain` is run.
+        prompts: token ids of the prompts. Only `plain` may be called before they are set.
 
     Raises:
         ConfigError: the drafter is no language model.
@@ -161,25 +164,25 @@ class TextRuns:
         key = ("plain", short_digest(list(prompt)))
         return self.store.run(key, TextCounts, lambda: self._write(self._plain, prompt))
 
-    def grade(self, wanted: float) -> GradedAgreement:
-        """The grade of an agreement, found on the texts of the prompts."""
-        key = ("grade", wanted, self._digests)
-        return self.store.run(key, GradedAgreement, lambda: find_grade(wanted, self._known, self.seed))
+    def grade(self, aimed_agreement: float) -> GradedAgreement:
+        """The drafter's grade with this agreement on the texts of the prompts."""
+        key = ("grade", aimed_agreement, self._digests)
+        return self.store.run(key, GradedAgreement, lambda: find_grade(aimed_agreement, self._known, self.seed))
 
     def confidences(self, grade: GradedAgreement) -> list[float]:
-        """The mean probability that a drafter gives to its best token at every one of `CONFIDENCES`."""
+        """The mean probability that a drafter gives to its best token, at each of `CONFIDENCES`."""
         key = ("confidences", grade.wanted, self._digests)
         drafters = [_at_confidence(grade, name) for name in CONFIDENCES]
         return self.store.run(key, list[float], lambda: [confidence(drafter, self._known) for drafter in drafters])
 
     def counts(self, grade: GradedAgreement, confidence: str, policy: str, prompt: Ids) -> TextCounts:
-        """The text of a prompt by a graded drafter, more or less sure, and a policy."""
+        """The counts of a prompt's text by a drafter of this grade and confidence, and a policy."""
         key = ("counts", grade.wanted, confidence, policy, self._digests, short_digest(list(prompt)))
         drafter = _at_confidence(grade, confidence)
         return self.store.run(key, TextCounts, lambda: self._write(self._graded(drafter, policy), prompt))
 
     def auto_counts(self, grade: GradedAgreement, draft_cost: float, slope: float) -> list[TextCounts]:
-        """The texts of all prompts by `auto` at given costs, each of which goes on from what the last one learned."""
+        """The counts of all prompts' texts by `auto` at given costs, in order, since `auto` learns between texts."""
 
         def write() -> list[TextCounts]:
             decoder = self._graded(grade.grade, AUTO).with_costs(cost_curve(draft_cost, slope))
@@ -213,15 +216,15 @@ def _at_confidence(grade: GradedAgreement, confidence: str) -> Grade:
 
 
 def cost_curve(draft_cost: float, slope: float) -> CostCurve:
-    """The costs of a point of the map as the policy `auto` takes them; all but passes costs nothing."""
+    """The costs of a point of the map for the policy `auto`; only passes cost anything."""
     return CostCurve(linear_costs(slope), (DraftCosts(draft_cost, Costs((1,), (draft_cost,))),), 0.0, 0.0)
 
 
 def read_map_prompts(limit: int) -> PromptTexts:
-    """The prompts of all sets that ship, each file once: as many candidates of every set as are wanted in all.
+    """The candidates for the prompts of the map: up to `limit` of every set that ships, no file twice.
 
     Args:
-        limit: prompts wanted in all.
+        limit: prompts of the whole map.
     """
     texts = read_prompt_texts(paper_names(), None, limit)
     files = {key: read_paper(key[0]).sets[key[1]] for key in texts.texts}
@@ -236,20 +239,17 @@ def read_map_prompts(limit: int) -> PromptTexts:
 def choose_prompts(
     sets: Mapping[tuple[str, str], Sequence[Ids]], limit: int, seed: int, is_looping: Callable[[Ids], bool]
 ) -> list[list[int]]:
-    """Token ids of the prompts of the map, from every set in turn, those first whose texts do not end in a loop.
+    """Token ids of the prompts of the map; those whose texts end in a loop are taken only if others do not suffice.
 
     Args:
         sets: token ids of the candidates by paper and set.
-        limit: prompts wanted.
+        limit: number of prompts.
         seed: seed of the order in which a set's candidates are tried.
-        is_looping: whether the target's text after a prompt ends in a loop. It is asked of as few as will do.
+        is_looping: whether the target's text after a prompt ends in a loop; called as seldom as possible.
     """
-    random = Random(seed)
-    shuffled_sets = (random.sample([*set_prompts], len(set_prompts)) for set_prompts in sets.values())
-    candidates = (list(ids[:MOST_TOKENS]) for ids in chain.from_iterable(zip_longest(*shuffled_sets)) if ids)
     prompts = list[list[int]]()
     looping = list[list[int]]()
-    for ids in candidates:
+    for ids in _candidates(sets, Random(seed)):
         if ids in prompts or ids in looping:
             continue
         (looping if is_looping(ids) else prompts).append(ids)
@@ -258,31 +258,39 @@ def choose_prompts(
     return (prompts + looping)[:limit]
 
 
+def _candidates(sets: Mapping[tuple[str, str], Sequence[Ids]], random: Random) -> Iterator[list[int]]:
+    """The candidates of all sets in turn, each set in random order, cut to `MAX_PROMPT_TOKENS`."""
+    shuffled_sets = [random.sample([*set_prompts], len(set_prompts)) for set_prompts in sets.values()]
+    for ids in chain.from_iterable(zip_longest(*shuffled_sets)):
+        if ids:
+            yield list(ids[:MAX_PROMPT_TOKENS])
+
+
 def cost_grid() -> list[tuple[float, float]]:
-    """c and s of all costs of the map, curve after curve."""
+    """Pairs of c and s at all points of the map, sorted by s."""
     return [(draft_cost, slope) for slope, draft_cost in product(SLOPES, DRAFT_COSTS)]
 
 
 def policies() -> list[str]:
-    """Every policy that is counted: those of the families, then those that only questions are about."""
-    specs = [spec for family in families().values() for spec in family]
+    """Every policy that is counted: those of the families, then those of the questions."""
+    specs = list(chain.from_iterable(families().values()))
     for question in questions():
         specs += [question.left, question.right, *question.settings.values()]
     return list(dict.fromkeys(specs))
 
 
 def count_steps(prompts: int) -> int:
-    """Calls of `progress` of a whole run."""
+    """The number of times that a whole run calls `progress`."""
     return len(AGREEMENTS) * (len(CONFIDENCES) * len(policies()) * prompts + len(cost_grid()))
 
 
 def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) -> WinnerMap:
-    """Count what is not kept yet, and tell who wins where; after an interruption, with what is finished.
+    """Count the texts that are not stored yet, and make the map; after an interruption, make it of what is finished.
 
-    `auto` writes every text anew at every point, so it is counted last, and with calibrated drafters only.
+    The texts of `auto` differ from point to point, so they are counted last, and with calibrated drafters only.
 
     Args:
-        runs: runs texts after the chosen prompts.
+        runs: writes the texts after the chosen prompts.
         progress: called after every text, and after the texts of `auto` at one point.
     """
     counts = MapCounts()
@@ -292,9 +300,9 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
     for costs, agreement, name in product(cost_grid(), counts.texts, CONFIDENCES):
         auto = counts.auto_texts.get((agreement, name, *costs))
         points.append(_point(agreement, name, costs, counts.texts[agreement][name], auto))
-    model_pairs = (
-        [place(model_pair, counts.taus(model_pair.policy)) for model_pair in published_pairs()] if counts.texts else []
-    )
+    model_pairs: list[Pair] = []
+    if counts.texts:
+        model_pairs += [place(model_pair, counts.taus(model_pair.policy)) for model_pair in published_pairs()]
     return WinnerMap(
         grades=list(counts.grades.values()),
         confidences=counts.confidences,
@@ -302,7 +310,7 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
         pairs=model_pairs,
         questions=[answer(question, counts.texts) for question in questions()],
         prompts=len(runs.prompts),
-        looping=sum(text.looping for text in counts.plain),
+        looping=sum(map(attrgetter("looping"), counts.plain)),
         differing=counts.differing,
         length=runs.length,
     )
@@ -310,13 +318,13 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
 
 @dataclass
 class MapCounts:
-    """What is counted of a map.
+    """The counts that a map is made of.
 
     Attributes:
         plain: the target's own texts.
-        grades: the drafters, by the agreement that was looked for.
+        grades: the graded drafters, by the agreement that was aimed at.
         confidences: by agreement, as of the map.
-        texts: the texts, by agreement, confidence and policy; of an agreement, all or none.
+        texts: the texts by agreement, confidence and policy; an agreement has all of its texts or none.
         auto_texts: the texts of `auto`, by agreement, confidence, c and s.
     """
 
@@ -327,7 +335,7 @@ class MapCounts:
     auto_texts: dict[tuple[float, str, float, float], list[TextCounts]] = field(default_factory=dict)
 
     def taus(self, policy: str) -> dict[float, float]:
-        """Tokens per round of a policy, by the agreement that was reached; the wanted one may miss it by a token."""
+        """Tokens per round of a policy by the agreement that a grade reached, not the one that was aimed at."""
         taus = {}
         for agreement, texts in self.texts.items():
             taus[self.grades[agreement].reached] = speedups(FREE, texts[CALIBRATED][policy])[0].item()
@@ -335,7 +343,7 @@ class MapCounts:
 
     @property
     def differing(self) -> int:
-        """Texts that are not the target's own."""
+        """The number of texts that differ from the target's own."""
         differing = 0
         for texts_by_confidence in self.texts.values():
             for policy_texts in chain.from_iterable(map(dict.values, texts_by_confidence.values())):
@@ -345,7 +353,7 @@ class MapCounts:
 
 
 def _count(runs: TextRuns, counts: MapCounts, progress: Callable[[str], None]) -> None:
-    """Count what is not kept yet; what is finished is in `counts` after an interruption, too."""
+    """Count the texts that are not stored yet. After an interruption, `counts` has all that is finished."""
     counts.plain = [runs.plain(prompt) for prompt in runs.prompts]
     for agreement in AGREEMENTS:
         grade = counts.grades[agreement] = runs.grade(agreement)
@@ -368,7 +376,7 @@ def _point(
     texts: Mapping[str, Sequence[TextCounts]],
     auto: Sequence[TextCounts] | None,
 ) -> MapPoint:
-    """A point, with the families by R; of equals the earlier family is first."""
+    """A point of the map; of families with the same R, the earlier one wins."""
     passes = PassCosts(costs[0], linear_costs(costs[1]))
     rates = {PLAIN: torch.ones(1 + len(next(iter(texts.values()))))}
     settings = {PLAIN: PLAIN}

@@ -1,7 +1,7 @@
 """Block drafters on disk: of z-lab (DFlash, DFlash2), JetFlow (once JetSpec), DeepSpec, speculators, transformers.
 
-They have the same layers and differ in where the configuration keeps its fields, in how the target's hidden states are
-counted, and in which rows of a block predict.
+They have the same layers. They differ in where the configuration keeps its fields, in how the target's hidden states
+are counted, and in which rows of a block predict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,17 +57,17 @@ RENAMED = {
     "candidate_selector.": "markov_head.",
     "mask_embedding.weight": OWN_MASK,
 }
-"""Our beginnings of names, by those of SpecForge's DSpark, transformers' assistants and DFlash2."""
+"""Our prefixes of tensor names, by those of SpecForge's DSpark, transformers' assistants and DFlash2."""
 LEFT_OUT = r"verifier_norm\.|confidence_head\.|rotary_emb\."
-"""Tensors that only training needs, and the confidence head, which is not used."""
-USUAL = {"is_neox_style": True, "rope_is_neox_style": True, "use_gemma_norm": False}
-"""Fields of SGLang and vLLM, and the only values that are run."""
+"""Tensors that only training needs, and the unused confidence head."""
+SUPPORTED_VALUES = {"is_neox_style": True, "rope_is_neox_style": True, "use_gemma_norm": False}
+"""Fields of SGLang and vLLM with their only supported values."""
 ASSISTANTS = ("muse_glimmer_assistant",)
 """Model types of transformers that are block drafters."""
 
 
 class BlockParts(Labels):
-    """Fields of a config.json, and objects in it that hold further ones."""
+    """Fields at the top of a config.json, and objects in it with further fields."""
 
     transformer_layer_config: Object
     dflash_config: Object
@@ -113,10 +113,10 @@ class BlockFields(Labels):
 
     @classmethod
     def of_file(cls, config: Mapping[str, Any]) -> tuple["BlockFields", DecoderLayers]:
-        """All fields of a config.json: its own, those in `dflash_config`, and those of its decoder layers.
+        """Read the fields of a config.json, also those in `dflash_config`, and the fields of its decoder layers.
 
-        Layers have a window if `layer_types` says so; if it names no such layer, all have one with `use_swa` (MiMo).
-        transformers leaves out fields that have their defaults, and its window reaches one token farther back.
+        Layers have a window if `layer_types` says so. If it names none, `use_swa` (MiMo) gives a window to all layers.
+        transformers omits fields with default values, and its window reaches one token farther back.
         """
         top_fields = BlockParts.read(config)
         options = {**top_fields.transformer_layer_config, **config, **top_fields.dflash_config}
@@ -150,8 +150,8 @@ class BlockFields(Labels):
         """The numbers of the target's hidden states that are read, counted as transformers counts `hidden_states`.
 
         speculators' `aux_hidden_state_layer_ids` are such numbers. The `target_layer_ids` of z-lab, DeepSpec and
-        transformers are one less: they number the layers whose outputs are read, with -1 for the embeddings. If a file
-        names none, they are spread over the target as by z-lab's code.
+        transformers are one less: they number the layers whose outputs are read, with -1 for the embeddings. Without
+        either field, the states are spread over the target as in z-lab's code.
         """
         if self.aux_hidden_state_layer_ids:
             return tuple(self.aux_hidden_state_layer_ids)
@@ -171,7 +171,7 @@ class BlockFields(Labels):
         """The id of the mask token, which stands for tokens to be drafted.
 
         Raises:
-            ModelError: If the file gives none, or the vocabulary does not have it.
+            ModelError: If the file gives none, or it is outside the vocabulary.
         """
         mask_token = self.mask_token_id
         if mask_token is None or mask_token >= vocab:
@@ -182,16 +182,16 @@ class BlockFields(Labels):
         return mask_token
 
     def drafts_from_root(self) -> bool:
-        """Whether the root's row drafts the first level; if the file does not say, it does for DSpark."""
+        """Whether the root's row drafts the first level. The default is True for DSpark only."""
         if self.sample_from_anchor is not None:
             return self.sample_from_anchor
         names = [*self.architectures, self.projector_type, self.speculators_model_type]
         return any("dspark" in name.lower() for name in names)
 
     def transition(self, tensors: Mapping[str, Tensor], vocab: int) -> tuple[str | None, int, int]:
-        """The kind of the transition, None if there is none, its rank, and its candidates per level, 0 for all.
+        """The kind of the transition (None without one), its rank, and its candidates per level (0 for all).
 
-        speculators leaves out a kind and rank that are its defaults; then the tensors tell them.
+        speculators omits default kinds and ranks. The tensors then determine them.
         """
         if self.selector_rank:
             if self.selector_top_k is None:
@@ -220,13 +220,13 @@ class BlockFields(Labels):
     def causal_layers(self, layer: Qwen3Config) -> tuple[bool, ...]:
         """Whether each layer is causal within a block.
 
-        If the file has a field for all layers, it decides: vLLM's `is_causal`, else `causal` or `causal_head`, as in
-        JetFlow's files. Otherwise layers without a window are not causal; those with one are as they were trained,
-        which depends on who wrote the file:
+        A field for all layers decides: vLLM's `is_causal`, else `causal` or `causal_head`, as in JetFlow's files.
+        Otherwise layers without a window are not causal. Whether layers with a window are causal depends on who trained
+        them:
 
-        - transformers' assistants and those of `use_swa` (MiMo): not causal;
-        - speculators: causal but for `sliding_window_non_causal`, which DFlash2 has unless it says otherwise;
-        - z-lab, SpecForge and DeepSpec, as vLLM reads them: causal.
+        - transformers' assistants, and files with `use_swa` (MiMo): not causal;
+        - speculators: causal, except with `sliding_window_non_causal`, which is the default of DFlash2;
+        - z-lab, SpecForge and DeepSpec: causal, as vLLM reads them.
         """
         is_sliding = tuple(layer_type == SLIDING for layer_type in layer.layer_types or ())
         for is_causal in (self.is_causal, self.causal, self.causal_head):
@@ -241,31 +241,31 @@ class BlockFields(Labels):
 def parse(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[BlockLayers]:
-    """Read a block drafter of any of these formats; the target is not looked at."""
+    """Read a block drafter of any of these formats; `target` is not used."""
     if not config:
         raise ModelError("config.json is missing or empty; a block drafter needs the one it was published with")
-    fields, described = BlockFields.of_file(config)
+    fields, layer_fields = BlockFields.of_file(config)
     block_tensors, spelled = renamed(tensors, RENAMED, LEFT_OUT)
     if OWN_MASK in block_tensors:
         block_tensors[OWN_MASK] = block_tensors[OWN_MASK].flatten()
-    confident = any(name.endswith("confidence_head.proj.weight") for name in tensors)
+    has_confidence_head = any(name.endswith("confidence_head.proj.weight") for name in tensors)
     layers = fields.states_read()
-    block_config = _config(fields, described, block_tensors, len(layers))
+    block_config = _config(fields, layer_fields, block_tensors, len(layers))
     with torch.device("meta"):
         block = BlockLayers(block_config)
-    lent = {EMBEDDING} | (set() if "d2t" in block_tensors else {HEAD})
+    borrowable = {EMBEDDING} | (set() if "d2t" in block_tensors else {HEAD})
     depth = fields.num_target_layers or fields.base_num_hidden_layers
     details = {
         "drafted levels": block_config.levels,
         "attention in a block": ", ".join("causal" if is_causal else "whole" for is_causal in block_config.causal),
         "transition": block_config.transition or "none: drafts do not depend on their path",
-        "confidence head": "there, but not used" if confident else "none",
+        "confidence head": "there, but not used" if has_confidence_head else "none",
     }
-    return with_layers(block, block_tensors, spelled, block_config.target_hidden, lent, layers, depth, **details)
+    return with_layers(block, block_tensors, spelled, block_config.target_hidden, borrowable, layers, depth, **details)
 
 
 def public_config(config: BlockConfig, layer_ids: Sequence[int]) -> dict[str, Any]:
-    """The `config.json` of a drafter in DeepSpec's format, whose embedding and projection are the target's."""
+    """The `config.json` in DeepSpec's format of a drafter with the target's embedding and output projection."""
     return {
         "architectures": [DSPARK],
         "model_type": "qwen3",
@@ -282,18 +282,20 @@ def public_config(config: BlockConfig, layer_ids: Sequence[int]) -> dict[str, An
     }
 
 
-def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str, Tensor], states: int) -> BlockConfig:
-    """The configuration of a block drafter that reads `states` hidden states of the target."""
-    layer = described.config(tensors, max(fields.num_hidden_layers or 0, counts(r"layers\.(\d+)\.", tensors)[0]))
+def _config(
+    fields: BlockFields, layer_fields: DecoderLayers, tensors: Mapping[str, Tensor], states: int
+) -> BlockConfig:
+    """The configuration of a block drafter that reads this number of the target's hidden states."""
+    layer = layer_fields.config(tensors, max(fields.num_hidden_layers or 0, counts(r"layers\.(\d+)\.", tensors)[0]))
     if not isinstance(layer, Qwen3Config):
         raise ModelError(
             "the decoder layers have no q and k norms; drafttree runs block drafters with layers of Qwen 3"
         )
-    for name, usual_value in USUAL.items():
-        if getattr(fields, name) is not usual_value:
-            raise ModelError(f"config.json gives {name} as {not usual_value}, which is not run; {ADVICE}")
-    vocab = described.vocab_size
-    hidden_size = described.hidden_size
+    for name, supported_value in SUPPORTED_VALUES.items():
+        if getattr(fields, name) is not supported_value:
+            raise ModelError(f"config.json gives {name} as {not supported_value}, which is not run; {ADVICE}")
+    vocab = layer_fields.vocab_size
+    hidden_size = layer_fields.hidden_size
     block = fields.block_size
     mask_token = fields.mask_token(vocab)
     from_root = fields.drafts_from_root()
@@ -332,22 +334,22 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
     )
 
 
-def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
-    """Make the drafter; what it borrows is scaled and bounded as in the target."""
-    block = found.heads
-    borrowed = found.borrowed()
+def _build(checkpoint: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
+    """Make the drafter. Embedding and logits are scaled as in the target if it borrows the target's layers."""
+    block = checkpoint.heads
+    borrowed = checkpoint.borrowed()
     if EMBEDDING in borrowed:
         scale = float(getattr(embedding(target), "embed_scale", 1.0))
         block.config = replace(block.config, input_scale=block.config.input_scale * scale)
     if HEAD in borrowed and block.config.output_scale == 1 and block.config.softcap is None:
         scale, bound = logits_scaling(target)
         block.config = replace(block.config, output_scale=scale, softcap=bound)
-    found.filled(target)
+    checkpoint.filled(target)
     if block.config.value_scale != 1:
         for name, parameter in block.named_parameters():
             if ".v_proj." in name:
                 parameter.data = parameter.data * block.config.value_scale
-    return BlockDrafter(block, found.hidden_layers(target), own_bytes(block, target))
+    return BlockDrafter(block, checkpoint.hidden_layers(target), own_bytes(block, target))
 
 
 FORMAT = HeadFormat(
@@ -355,5 +357,5 @@ FORMAT = HeadFormat(
     "block",
     any_name(r"(model\.)?(hidden_norm\.weight$|encoder\.output_norm_enc\.|markov_head\.|candidate_selector\.)"),
     parse,
-    _built,
+    _build,
 )

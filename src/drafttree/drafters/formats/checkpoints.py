@@ -1,8 +1,8 @@
-"""Drafter files: their configuration and their tensors, read without running anything in them.
+"""Reads the configuration and the tensors of drafter files, without running any code in them.
 
-Heads are published as safetensors or pickles, in one file or in shards. Weights in FP8 are multiplied by their scales
-as they are read: DeepSeek publishes a scale for every block of a weight, `weight_scale_inv`; compressed-tensors one for
-the whole weight or for each of its rows, `weight_scale`.
+Heads are published as safetensors or pickles, in one file or in shards. FP8 weights are multiplied by their scales when
+they are read. DeepSeek has a scale for each block of a weight (`weight_scale_inv`), compressed-tensors one for the
+whole weight or for each row (`weight_scale`).
 """
 
 import json
@@ -26,17 +26,17 @@ from drafttree.drafters.formats.config import Fields, Object, Size, must_be
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMES = ("model.safetensors", "pytorch_model.bin")
 HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
-"""Files of heads alone, such as medusa_lm_head.pt, as patterns."""
+"""Patterns of file names of heads alone, such as medusa_lm_head.pt."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
 MASK_FILE = "mask_embedding.pt"
-"""MiMo's file beside the weights of a block drafter, with the embedding of its mask token."""
+"""MiMo's file with the mask token's embedding of a block drafter, beside the weights."""
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
 FP8 = torch.float8_e4m3fn
 SCALES = ("_scale_inv", "_scale")
-"""Endings that names of scales add to those of their weights."""
+"""Suffixes that turn the name of a weight into that of its scale."""
 BlockSize = Annotated[list[Size], Field(min_length=2, max_length=2), must_be("two positive integers")]
 PACKED = re.compile(r".*\.(qweight|qzeros|g_idx|weight_packed|weight\.absmax)$")
-"""Tensors that are parts of weights packed by GPTQ, AWQ, compressed-tensors or bitsandbytes."""
+"""Names of tensors of weights that GPTQ, AWQ, compressed-tensors or bitsandbytes has packed."""
 
 
 class MaskFields(Fields):
@@ -47,7 +47,7 @@ class MaskFields(Fields):
 
 
 class Quantization(Fields):
-    """How weights are quantised; `weight_block_size` is the size of blocks with one scale each."""
+    """How weights are quantised. Each block of size `weight_block_size` has a scale."""
 
     quant_method: Any = ""
     format: Any = ""
@@ -61,7 +61,7 @@ class QuantizationFields(Fields):
 
 
 def read_config(folder: Path) -> dict:
-    """The contents of `config.json`, empty if there is none.
+    """The contents of `config.json`; empty if there is no such file.
 
     Raises:
         ModelError: If the file holds no JSON object.
@@ -71,7 +71,7 @@ def read_config(folder: Path) -> dict:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """The names of all tensors of a folder; the tensors are not read if the format allows it."""
+    """The names of all tensors in a folder. The tensors are read only if the format requires it."""
     if index := _index(Path(folder)):
         return set(_weight_map(index))
     (path,) = weight_files(folder)
@@ -79,14 +79,14 @@ def tensor_names(folder: Path) -> set[str]:
         return set(names)
 
 
-def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a folder by name, on the CPU and in the dtype they were saved in.
+def read_tensors(folder: Path, wanted_names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Read the tensors in a folder, on the CPU and in the dtype of the file.
 
     Pickles are read by torch's weights-only unpickler, which runs no code.
 
     Args:
         folder: the folder.
-        wanted: the names of those to read, None for all; files without any are not opened.
+        wanted_names: names of the tensors to read; None for all. Files without any of them are not opened.
 
     Raises:
         ModelError: If there are no weights, or a file is missing, truncated, or holds anything but tensors.
@@ -94,20 +94,20 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
     index = _index(Path(folder))
     tensors = dict[str, Tensor]()
     weight_map = _weight_map(index) if index else {}
-    files = {weight_map.get(name) for name in wanted or ()}
+    files = {weight_map.get(name) for name in wanted_names or ()}
     for path in weight_files(folder):
-        if wanted is None or not index or path.name in files:
+        if wanted_names is None or not index or path.name in files:
             with _opened(path) as (names, get_tensor):
-                tensors |= {name: get_tensor(name) for name in names if wanted is None or name in wanted}
-    if wanted is None and (mask_file := Path(folder) / MASK_FILE).is_file():
+                tensors |= {name: get_tensor(name) for name in names if wanted_names is None or name in wanted_names}
+    if wanted_names is None and (mask_file := Path(folder) / MASK_FILE).is_file():
         tensors["mask_embedding"] = _mask_embedding(mask_file, read_config(folder))
-    if index and (lost_names := sorted(weight_map.keys() & {*(wanted or weight_map)} - tensors.keys())):
+    if index and (lost_names := sorted(weight_map.keys() & {*(wanted_names or weight_map)} - tensors.keys())):
         raise ModelError(f"{index} lists {few(lost_names)}, which no file holds; download or copy the folder again")
     return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights: those of its index, else the one of a known name, else its only one."""
+    """The weight files of a folder: those in its index, else one with a known name, else its only one."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"drafter folder {str(folder)!r} does not exist")
@@ -130,12 +130,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def head_files(folder: Path) -> list[Path]:
-    """The files of a folder that are named as those of heads alone."""
+    """The files in a folder whose names are those of heads alone."""
     return [path for pattern in HEAD_NAMES for path in sorted(folder.glob(pattern))]
 
 
 def _index(folder: Path) -> Path | None:
-    """The index of a sharded checkpoint; a single safetensors file goes before a pickle's index."""
+    """The index of a sharded checkpoint, or None. A single safetensors file has precedence over an index of pickles."""
     for name in INDICES:
         if (folder / name).is_file():
             return folder / name
@@ -145,7 +145,7 @@ def _index(folder: Path) -> Path | None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The name of each tensor's file."""
+    """The file names in an index, by tensor name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
@@ -189,7 +189,7 @@ def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tenso
 
 
 def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
-    """The embedding in a file that holds it alone, or beside the id of its token."""
+    """The mask token's embedding in a file, which may also hold the token's id."""
     content = _unpickled(path)
     saved_fields = content if isinstance(content, dict) else {"embedding": content}
     if saved_fields.get("per_position"):
@@ -205,7 +205,7 @@ def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
 
 
 def _unpickled(path: Path) -> Any:
-    """The contents of a pickle; its tensors are mapped from the file if it has torch's present format."""
+    """The contents of a pickle. In torch's present format, tensors are memory-mapped from the file."""
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
@@ -240,8 +240,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _foreign(path: Path, what: str) -> ModelError:
-    return ModelError(f"{path} holds more than tensors: {what}; save its tensors alone, best as safetensors")
+def _foreign(path: Path, content: str) -> ModelError:
+    return ModelError(f"{path} holds more than tensors: {content}; save its tensors alone, best as safetensors")
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:
@@ -257,24 +257,30 @@ def few(names: list[str]) -> str:
 def read_weights(
     folder: Path,
     dtype: torch.dtype,
-    wanted: Collection[str] | None = None,
+    wanted_names: Collection[str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """`read_tensors`, with weights in FP8 as numbers of `dtype`; if `config` is None, it is read too.
+    """Read tensors as `read_tensors` does, and convert FP8 weights to `dtype`.
+
+    Args:
+        folder: the folder.
+        dtype: dtype for FP8 weights.
+        wanted_names: as for `read_tensors`.
+        config: contents of the folder's `config.json`; None reads the file.
 
     Raises:
-        ModelError: As by `read_tensors`; if scales are missing or misshapen; if weights are quantised in another way.
+        ModelError: As by `read_tensors`; if scales are missing or misshapen, or weights are quantised in another way.
     """
-    return dequantised(read_tensors(folder, wanted), read_config(folder) if config is None else config, dtype)
+    return dequantised(read_tensors(folder, wanted_names), read_config(folder) if config is None else config, dtype)
 
 
 def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors with weights in FP8 multiplied by their scales, and without these scales.
+    """Multiply FP8 weights by their scales, and leave out the scales.
 
     Args:
-        tensors: by name.
-        config: contents of the `config.json` beside them.
-        dtype: dtype of the weights that were in FP8; the other tensors stay as they are.
+        tensors: tensors by name.
+        config: contents of their `config.json`.
+        dtype: dtype for FP8 weights; other tensors do not change.
 
     Raises:
         ModelError: As by `read_weights`.
@@ -296,13 +302,13 @@ def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype:
             if scale is None:
                 raise ModelError(f"{name} is in FP8, and {name}_scale_inv or {name}_scale is missing")
             plain_tensors[name] = _multiplied(name, weight, scale, block).to(dtype)
-            # the scale of quantised activations; here they are not quantised
+            # the scale of quantised activations, which are not quantised here
             plain_tensors.pop(f"{name.rpartition('.')[0]}.input_scale", None)
     return plain_tensors
 
 
 def _multiplied(name: str, weight: Tensor, scale: Tensor, block: list[int]) -> Tensor:
-    """A weight times the scales of its whole, its rows or its blocks, in float32."""
+    """A weight times its scale, or the scales of its rows or blocks, in float32."""
     factors = scale.float()
     shape = list(scale.shape)
     grid = [-(-length // size) for length, size in zip(weight.shape, block, strict=False)]

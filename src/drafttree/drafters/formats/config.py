@@ -1,4 +1,4 @@
-"""The fields that are read of a config.json, as pydantic models, and the decoder layers that they describe."""
+"""Pydantic models for fields of a config.json, and the decoder layers that the fields describe."""
 
 import math
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from drafttree.drafters.formats.format import ADVICE, SIZES, usual_rows
 
 ATTENTION = "layers.0.self_attn."
 ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings that do not change with the text's length: others would rotate rows of one tree differently."""
+"""Supported rotary embeddings. Those that depend on the text's length would rotate rows of one tree differently."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def must_be(words: LiteralString) -> WrapValidator:
-    """A validator for a field, whose message says what the field must be."""
+    """Return a validator whose message says what a field must be."""
 
     def checked(value: Any, check: Any) -> Any:
         try:
@@ -42,16 +42,16 @@ Text = Annotated[str, must_be("a string")]
 Texts = Annotated[list[str], Field(default_factory=list), must_be("a list of strings")]
 Layers = Annotated[list[int], Field(default_factory=list), must_be("a list of layers")]
 Object = Annotated[dict[str, Any], Field(default_factory=dict), must_be("an object")]
-"""Lists and objects that a file does not have are empty."""
+"""Missing lists and objects are empty."""
 
 
 def absent(name: object) -> ModelError:
-    """The error for a missing size that a head cannot do without."""
+    """The error for a missing size."""
     return ModelError(f"config.json gives no {name}; it must be the size the head was trained with")
 
 
 class Fields(BaseModel):
-    """Base of models of some fields of a config.json; null counts as missing, and other fields are ignored."""
+    """Base of models for some fields of a config.json. Null counts as missing; other fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -65,7 +65,7 @@ class Fields(BaseModel):
         """The fields of a config.json.
 
         Raises:
-            ModelError: If a field is missing or is not what it must be; the message has its name and value.
+            ModelError: If a field is missing or invalid. The message has its name and value.
         """
         try:
             return cls.model_validate(dict(raw))
@@ -87,20 +87,20 @@ class Labels(Fields):
 
 
 class TargetSizes(Fields):
-    """Sizes of the target that heads were made for; the tensors do not always show them."""
+    """Sizes of the target that heads were made for."""
 
     hidden_size: Size | None = None
     vocab_size: Size | None = None
     base_num_hidden_layers: Size | None = None
 
-    def made_for(self, told: Mapping[str, int | None]) -> dict[str, int]:
-        """The sizes by their names in messages: from the fields, else from `told`, which the tensors tell."""
-        sizes = {name: getattr(self, field) or told.get(name) for name, field in SIZES.items()}
+    def made_for(self, tensor_sizes: Mapping[str, int | None]) -> dict[str, int]:
+        """The known sizes by their names in messages: from the fields, else from the tensors."""
+        sizes = {name: getattr(self, field) or tensor_sizes.get(name) for name, field in SIZES.items()}
         return {name: size for name, size in sizes.items() if size}
 
 
 class Rope(Fields):
-    """Parameters of a rotary embedding; further ones are handed on to transformers."""
+    """Parameters of a rotary embedding. transformers gets further ones unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -135,9 +135,9 @@ class DecoderLayers(Fields):
     rope_theta: Number = 10000.0
 
     def config(self, tensors: Mapping[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
-        """The configuration of `layers` decoder layers; Qwen3's are recognised by their q and k norms.
+        """The configuration of `layers` decoder layers, of Qwen 3 if they have q and k norms.
 
-        The tensors, of which `layers.0.` are the first layer's, tell what the fields do not.
+        Where fields are missing, the tensors named `layers.0.` tell the sizes.
         """
         if f"{ATTENTION}kv_a_proj_with_mqa.weight" in tensors:
             raise ModelError(
@@ -189,9 +189,9 @@ class DecoderLayers(Fields):
         return config
 
     def _windows(self, layers: int) -> dict[str, Any]:
-        """The sliding window, as fields of a transformers configuration.
+        """The fields about the sliding window, for a transformers configuration.
 
-        Without `layer_types`, all layers from `max_window_layers` on have it, as in Qwen's configurations.
+        Without `layer_types`, all layers from `max_window_layers` on have the window, as in Qwen's configurations.
         """
         window = self.sliding_window
         first_layer = self.max_window_layers
@@ -210,7 +210,7 @@ class DecoderLayers(Fields):
         return {"layer_types": types[:layers], "sliding_window": window, "use_sliding_window": True}
 
     def _rope(self) -> dict[str, Any]:
-        """Parameters of the head's own rotary embedding, never the target's."""
+        """Parameters of the head's own rotary embedding, which need not be the target's."""
         rope = {
             **self.rope_scaling.model_dump(exclude_unset=True),
             **self.rope_parameters.model_dump(exclude_unset=True),
@@ -232,11 +232,11 @@ def written_layers(layer: Any) -> dict[str, Any]:
 
 
 class Parts(Fields):
-    """The field with the language part of a model that has several parts."""
+    """The field with the language part of a multimodal model."""
 
     text_config: Object
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a model's language part; all fields if it has no other part."""
+    """The fields of a multimodal model's language part; all fields of other models."""
     return Parts.read(config).text_config or config

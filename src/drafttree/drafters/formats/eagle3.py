@@ -1,8 +1,8 @@
 """EAGLE-3 heads on disk: the formats of SafeAILab, SpecForge, AngelSlim, vLLM speculators and DeepSpec.
 
 They differ in the names of the first layer, in where the configuration keeps its fields, and in how the target's
-hidden states are counted. Here they become one configuration and one set of names; sizes that configurations get
-wrong are taken from the tensors, and every tensor that is missing, unexpected or of another shape is told at once.
+hidden states are counted. Here they become one configuration and one set of names. Some configurations have wrong
+sizes, so the tensors decide. One error lists all tensors that are missing, unexpected or of another shape.
 """
 
 import json
@@ -45,7 +45,7 @@ logger = logging.getLogger("drafttree")
 
 
 class Eagle3Fields(Fields):
-    """The fields of a head besides those of its decoder layers; SpecForge has some of them in `eagle_config`."""
+    """The fields of a head besides those of its decoder layers. SpecForge keeps some of them in `eagle_config`."""
 
     architectures: Texts
     eagle_config: Object
@@ -71,11 +71,15 @@ class Eagle3Fields(Fields):
         """Whether SpecForge wrote it."""
         return SPECFORGE in self.architectures
 
-    def format(self, first: bool) -> str:
-        """The name of a checkpoint's format; `first` tells whether its first layer is called `layers.0.`."""
+    def format(self, names_first_layer: bool) -> str:
+        """The name of the format, for `drafttree inspect`.
+
+        Args:
+            names_first_layer: whether the first layer is called `layers.0.` in the file.
+        """
         if self.target_layer_ids:
             return "DeepSpec"
-        if "transformer_layer_config" in self.model_fields_set or first:
+        if "transformer_layer_config" in self.model_fields_set or names_first_layer:
             return "vLLM speculators"
         if self.architectures[:1] == ["Eagle3LlamaForCausalLM"]:
             return "AngelSlim"
@@ -83,15 +87,17 @@ class Eagle3Fields(Fields):
         return "SpecForge" if ours else "SafeAILab"
 
     def states_read(self, nested: "Eagle3Fields") -> tuple[int, ...] | None:
-        """The target's hidden states that the head reads by all fields, `nested` in `eagle_config`; None for the
-        default.
+        """The target's hidden states that the head reads; None for the default.
 
         States are counted as transformers counts `hidden_states`: number i is the input of layer i. At the top of the
-        configuration `eagle_aux_hidden_state_layer_ids` are such numbers: vLLM (`LlamaModel.forward`) keeps the
-        residual stream before the layers they name, and vLLM speculators trains with them. Within `eagle_config`, as
-        SpecForge and SGLang (`set_eagle3_layers_to_capture`) read it, they are layers whose output is read, one less;
-        so are DeepSpec's `target_layer_ids` (`extract_eagle3_context_feature`) and AngelSlim's
-        `aux_hidden_states_layer_ids`. An empty list stands for the default.
+        configuration, `eagle_aux_hidden_state_layer_ids` are such numbers: vLLM (`LlamaModel.forward`) keeps the
+        residual stream before these layers, and vLLM speculators trains with it. Other fields number the layers whose
+        output is read, which is one less: the same field in `eagle_config` (SpecForge, and SGLang's
+        `set_eagle3_layers_to_capture`), DeepSpec's `target_layer_ids` (`extract_eagle3_context_feature`) and
+        AngelSlim's `aux_hidden_states_layer_ids`. An empty list means the default.
+
+        Args:
+            nested: the fields in `eagle_config`.
 
         Raises:
             ModelError: If the fields name different states.
@@ -110,9 +116,10 @@ class Eagle3Fields(Fields):
         return next(iter(named_states.values()), None)
 
     def target_depth(self) -> int | None:
-        """The target's number of layers, None if the fields do not tell.
+        """The target's number of layers; None if it is not known.
 
-        `eagle_aux_hidden_state_layer_ids` tell it too, if they are vLLM's default for L layers: 2, L/2 and L - 3.
+        It also follows from `eagle_aux_hidden_state_layer_ids`, if these are vLLM's default for L layers: 2, L/2 and
+        L - 3.
         """
         depth = self.target_num_hidden_layers or self.num_target_layers
         layer_ids = self.eagle_aux_hidden_state_layer_ids
@@ -121,11 +128,11 @@ class Eagle3Fields(Fields):
         return depth
 
     def normed_output(self) -> bool:
-        """Whether the state after the final norm is what the next level reads ("norm_output", EAGLE-3.1).
+        """Whether the next level reads the state after the final norm ("norm_output", EAGLE-3.1).
 
-        TensorRT-LLM calls it `return_hidden_post_norm`. So vLLM, SGLang and SpecForge since its pull request 879
-        (September 2026) read it. Before, SpecForge trained heads with "norm_output" to read the state before the norm,
-        as heads of files without the key do; its files do not say which version wrote them.
+        TensorRT-LLM calls the field `return_hidden_post_norm`. vLLM, SGLang, and SpecForge since its pull request 879
+        (September 2026) read "norm_output" so. Earlier versions of SpecForge trained heads with "norm_output" to read
+        the state before the norm, like heads without the field. Files do not say which version wrote them.
         """
         if self.norm_output and self.is_specforge and not self.return_hidden_post_norm:
             logger.warning(
@@ -136,10 +143,11 @@ class Eagle3Fields(Fields):
         return bool(self.norm_output) or self.return_hidden_post_norm
 
     def normed_logits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the logits are of states after the final norm; SpecForge before its pull request 879 left it out.
+        """Whether the logits are computed from states after the final norm.
 
-        It meant that by "norm_output" as false, where vLLM, SGLang and later versions mean EAGLE-3. It left the weights
-        of a norm that it did not use as they are made, all ones, by which such files are told apart.
+        Before its pull request 879, SpecForge wrote "norm_output" as false for heads without a final norm. In vLLM,
+        SGLang and later versions, false means EAGLE-3, which has the norm. An unused norm has its initial weights, all
+        ones; these tell such files from others.
         """
         norm = tensors.get("norm.weight")
         unused = self.norm_output is False and self.is_specforge
@@ -152,52 +160,52 @@ class Eagle3Fields(Fields):
 def parse(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[Eagle3Head]:
-    """Read a head of any of these formats; the target is not looked at."""
+    """Read a head of any of these formats; `target` is not used."""
     if not config:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
     fields = Eagle3Fields.read(config)
     nested = Eagle3Fields.read(fields.eagle_config)
     options = Eagle3Fields.read({**fields.eagle_config, **fields.model_dump(exclude_unset=True)})
-    described = DecoderLayers.read(fields.transformer_layer_config or config)
+    layer_fields = DecoderLayers.read(fields.transformer_layer_config or config)
     head_tensors, spelled = renamed(tensors, {FIRST_ELSEWHERE: FIRST}, r".*\.inv_freq$")
     has_layer_0 = any(spelled(name).endswith(name) for name in head_tensors if name.startswith(FIRST))
     if fields.tie_word_embeddings and EMBEDDING in head_tensors:
         head_tensors.setdefault(HEAD, head_tensors[EMBEDDING])
     add_output_biases(head_tensors)
     layers = fields.states_read(nested)
-    head = _nearest_head(fields, options, described, head_tensors, len(layers or (0, 0, 0)))
-    lent = {EMBEDDING} | ({HEAD} if fields.shared_lm_head else set())
-    if layers is None and head.state_dict().keys() - head_tensors.keys() - lent == {FUSION}:
+    head = _nearest_head(fields, options, layer_fields, head_tensors, len(layers or (0, 0, 0)))
+    borrowable = {EMBEDDING} | ({HEAD} if fields.shared_lm_head else set())
+    if layers is None and head.state_dict().keys() - head_tensors.keys() - borrowable == {FUSION}:
         raise _reads_no_inner_states(f"it has no {FUSION}")
     if not (fields.use_aux_hidden_state and nested.use_aux_hidden_state):
         raise _reads_no_inner_states("use_aux_hidden_state is false")
     details = {"format": fields.format(has_layer_0), "width": head.config.hidden}
     return with_layers(
-        head, head_tensors, spelled, head.config.target_hidden, lent, layers, fields.target_depth(), **details
+        head, head_tensors, spelled, head.config.target_hidden, borrowable, layers, fields.target_depth(), **details
     )
 
 
 def _nearest_head(
-    fields: Eagle3Fields, options: Eagle3Fields, described: DecoderLayers, tensors: Mapping[str, Tensor], states: int
+    fields: Eagle3Fields, options: Eagle3Fields, layer_fields: DecoderLayers, tensors: Mapping[str, Tensor], states: int
 ) -> Eagle3Head:
-    """The head, without values, with as many decoder layers as fit the tensors' names best.
+    """Build the head, without values, with the number of decoder layers that fits the tensors' names best.
 
     Args:
-        fields: the top fields of config.json.
-        options: these fields, and those in `eagle_config` for any that they do not set.
-        described: the fields of the decoder layers.
-        tensors: of the head, by their names here.
-        states: number of the target's hidden states that it reads.
+        fields: the fields at the top of config.json.
+        options: these fields, completed by those in `eagle_config`.
+        layer_fields: the fields of the decoder layers.
+        tensors: the head's tensors by our names.
+        states: number of the target's hidden states that the head reads.
     """
-    vocab = described.vocab_size
+    vocab = layer_fields.vocab_size
     normed_output = options.normed_output()
     normed_logits = options.normed_logits(tensors)
     configs = (
         Eagle3Config(
-            layer=described.config(tensors, count),
+            layer=layer_fields.config(tensors, count),
             vocab=vocab,
             draft_vocab=fields.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
-            target_hidden=fields.target_hidden_size or described.hidden_size,
+            target_hidden=fields.target_hidden_size or layer_fields.hidden_size,
             states=states,
             normed_residual=options.norm_before_residual,
             normed_input=options.norm_before_fc or "input_norm.weight" in tensors,
@@ -218,16 +226,15 @@ def _reads_no_inner_states(sign: str) -> ModelError:
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
-    """Write a head in SpecForge's format, whose tensors SafeAILab's shares, without the target's embedding.
+    """Write a head in SpecForge's format, without the target's embedding. SafeAILab's format has the same tensors.
 
-    SafeAILab's `cnets.py` reads the target's embedding only if there is no `target_hidden_size`, so that is left out
-    where it says nothing. SGLang and vLLM use the target's embedding where there is no other, but not its output layer.
-
-    Without its own output layer, whose rows are the target's own then, only drafttree loads such a file.
+    SafeAILab's `cnets.py` reads the target's embedding only without `target_hidden_size`, so this field is written only
+    if it differs from the head's width. SGLang and vLLM use the target's embedding if the file has none, but not the
+    target's output layer. So only drafttree loads a file without an output layer, which means the target's.
 
     Args:
-        head: the head to write, without variants that the format does not know.
-        folder: made if it does not exist.
+        head: the head to write. It must not have variants that the format lacks.
+        folder: the folder; made if it does not exist.
         depth: the target's number of layers.
         own_lm_head: whether to store the output layer.
         dtype: dtype of the stored weights.
@@ -262,9 +269,9 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     partial.replace(folder / "model.safetensors")
 
 
-def _built(found: Checkpoint[Eagle3Head], target: PreTrainedModel) -> Drafter:
-    head = found.filled(target)
-    layers = found.hidden_layers(target)
+def _build(checkpoint: Checkpoint[Eagle3Head], target: PreTrainedModel) -> Drafter:
+    head = checkpoint.filled(target)
+    layers = checkpoint.hidden_layers(target)
     return eagle_drafter(head, layers, own_bytes(head, target), choose_head_backend)
 
 
@@ -273,5 +280,5 @@ FORMAT = HeadFormat(
     "EAGLE-3",
     any_name(r"(model\.)?(midlayer\.|layers\.0\.hidden_norm\.|[dt]2[td]$)"),
     parse,
-    _built,
+    _build,
 )

@@ -1,7 +1,7 @@
-"""What formats of trained heads share: `HeadFormat`, one such format, and `Checkpoint`, what a folder holds.
+"""Formats of trained heads (`HeadFormat`), and the heads in a folder (`Checkpoint`).
 
 A checkpoint's tensors are compared with those that its heads need, to find missing, unexpected, misshapen and unusable
-ones.
+tensors.
 
 """
 
@@ -24,11 +24,11 @@ from drafttree.models.tensor_parallel import whole
 
 ADVICE = "use another head made for the target, a smaller language model, or lookup"
 SIZES = {"hidden size": "hidden_size", "vocabulary": "vocab_size", "number of layers": "base_num_hidden_layers"}
-"""Sizes of a target as messages call them, and the fields of a config that may give them."""
+"""Sizes of a target: their names in messages, and the fields of a config that may have them."""
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""Tensors that a head with decoder layers borrows from its target if it has none of its own."""
+"""Tensors that a head with decoder layers borrows from its target if the checkpoint lacks them."""
 MODEL = "model."
-"""A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
+"""Prefix of all names except the output layer's, in checkpoints saved from a wrapper such as TensorRT-LLM's."""
 DECODER_LAYER = r"layers\.(\d+)\.(?:self_attn|mlp)\."
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int64, torch.int32, torch.int16)
@@ -38,17 +38,17 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Heads]):
-    """Trained heads as a folder holds them, compared with what they need.
+    """The trained heads in a folder.
 
     Attributes:
-        heads: the modules without values, of the sizes that the checkpoint tells.
-        tensors: the heads' values, by name.
+        heads: the modules, without values, in the sizes of the checkpoint.
+        tensors: the values, by name.
         made_for: the sizes of the heads' target, as far as they are known.
-        problems: what keeps the heads from being loaded, one phrase each.
-        details: the facts that `drafttree inspect` prints besides the target's sizes.
-        layers: the hidden states between the target's layers that the heads read, counted as `Model.forward` does; None
-            for EAGLE-3's default, which depends on the target's depth.
-        maps: `d2t` and `t2d`, between the target's vocabulary and a smaller one, if the checkpoint has them.
+        problems: why the heads cannot be loaded, one phrase each.
+        details: facts for `drafttree inspect`, besides the target's sizes.
+        layers: the target's hidden states that the heads read, counted as by `Model.forward`; None for EAGLE-3's
+            default, which depends on the target's depth.
+        maps: the maps `d2t` and `t2d` between the target's vocabulary and a smaller one, if the checkpoint has them.
     """
 
     heads: Heads
@@ -61,20 +61,24 @@ class Checkpoint(Generic[Heads]):
 
     @property
     def target_ids(self) -> Tensor | None:
-        """The target's id of every id of the drafted vocabulary, None if there is no map."""
+        """The target's id of each id of the drafted vocabulary; None without a map."""
         return _target_ids(self.maps["d2t"]) if "d2t" in self.maps else None
 
     def hidden_layers(self, target: PreTrainedModel) -> tuple[int, ...]:
-        """The hidden states between a target's layers that the heads read."""
+        """The hidden states of a target that the heads read, counted as by `Model.forward`."""
         depth = last_layer(target)
         return (2, depth // 2, depth - 3) if self.layers is None else self.layers
 
-    def check(self, kind: str, target: PreTrainedModel) -> None:
-        """Check that the heads fit a target; messages call them by `kind`.
+    def check(self, head_kind: str, target: PreTrainedModel) -> None:
+        """Check that the heads fit a target.
+
+        Args:
+            head_kind: the kind of the heads, for messages.
+            target: the target.
 
         Raises:
-            ModelError: If the heads were made for another target (the message has both sizes), have problems (all are
-                listed), read hidden states that the target does not have, or differ in width from what they borrow.
+            ModelError: If the heads were made for another target, have problems, read hidden states that the target
+                does not have, or differ in width from what they borrow.
         """
         depth = last_layer(target)
         width = target.config.get_text_config().hidden_size
@@ -82,36 +86,36 @@ class Checkpoint(Generic[Heads]):
         for name, size in self.made_for.items():
             if size != sizes[name]:
                 raise ModelError(
-                    f"this {kind} head was made for a target with a {name} of {size}, this target's is "
+                    f"this {head_kind} head was made for a target with a {name} of {size}, this target's is "
                     f"{sizes[name]}; use it with the model it was trained on"
                 )
         if self.problems:
-            raise ModelError(f"the tensors make no {kind} head: {'; '.join(self.problems)}")
+            raise ModelError(f"the tensors make no {head_kind} head: {'; '.join(self.problems)}")
         hidden_layers = self.hidden_layers(target)
         if self.layers and max(hidden_layers) == depth:
             raise ModelError(
-                f"this {kind} head reads the output of the target's last layer, number {depth - 1}, which is not "
+                f"this {head_kind} head reads the output of the target's last layer, number {depth - 1}, which is not "
                 f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
             )
         if hidden_layers and (min(hidden_layers) < 0 or max(hidden_layers) >= depth):
             raise ModelError(
-                f"this {kind} head reads the hidden states {', '.join(map(str, hidden_layers))} of a target, which has "
-                f"{depth} layers and so the states 0 to {depth - 1}; use it with the model it was trained on"
+                f"this {head_kind} head reads the hidden states {', '.join(map(str, hidden_layers))} of a target, "
+                f"which has {depth} layers and so the states 0 to {depth - 1}; use it with the model it was trained on"
             )
         for name, tensor in self.borrowed().items():
             if tensor.shape[-1] != width:
                 raise ModelError(
-                    f"this {kind} head is {tensor.shape[-1]} wide and has no {name} of its own; the target's is "
+                    f"this {head_kind} head is {tensor.shape[-1]} wide and has no {name} of its own; the target's is "
                     f"{width} wide"
                 )
 
     def borrowed(self) -> dict[str, Tensor]:
-        """The parts that heads with decoder layers take from their target, without values."""
+        """The parts, without values, that heads with decoder layers borrow from their target, by name."""
         state_dict = self.heads.state_dict() if isinstance(self.heads, nn.Module) else {}
         return {name: state_dict[name] for name in (EMBEDDING, HEAD) if name in state_dict and name not in self.tensors}
 
     def filled(self, target: PreTrainedModel) -> Heads:
-        """The heads with their tensors, and with those that they borrow from the target."""
+        """Give the heads their tensors and those that they borrow from the target, and return them."""
         heads: Any = self.heads
         tensors = dict(self.tensors)
         borrowed = self.borrowed()
@@ -129,14 +133,14 @@ class Checkpoint(Generic[Heads]):
 
 @dataclass(frozen=True)
 class HeadFormat:
-    """One kind of trained heads, told from others by the names of its tensors.
+    """One kind of trained heads, recognised by the names of its tensors.
 
     Attributes:
         kind: its name, such as "medusa".
-        title: the same for messages, such as "Medusa".
-        holds: whether tensors of these names are such heads; false for heads of all later formats in `FORMATS`.
-        parse: reads tensors and config.json, and finds what is wrong with them; for a target, or without one.
-        build: makes the drafter of a checkpoint that fits the target.
+        title: its name in messages, such as "Medusa".
+        holds: whether tensors of these names are such heads. It must be false for all later formats in `FORMATS`.
+        parse: makes a checkpoint from tensors and config.json, with or without a target.
+        build: makes the drafter from a checkpoint that fits the target.
     """
 
     kind: str
@@ -146,9 +150,9 @@ class HeadFormat:
     build: Callable[[Checkpoint[Any], PreTrainedModel], Drafter]
 
     def load(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Drafter:
-        """The drafter of a checkpoint, in the target's dtype and on its device.
+        """Make the drafter of a checkpoint, in the target's dtype and on its device.
 
-        Weights in common with the target are shared, not copied, if the target's are laid out as `load_model` does.
+        Weights that equal the target's are shared, not copied, if the target has the layout of `load_model`.
 
         Raises:
             ModelError: If the configuration is invalid or not supported, tensors are missing, unexpected, misshapen or
@@ -164,21 +168,21 @@ def with_layers(
     tensors: dict[str, Tensor],
     spelled: Callable[[str], str],
     target_hidden: int,
-    lent: Collection[str],
+    borrowable: Collection[str],
     layers: tuple[int, ...] | None = (),
     depth: int | None = None,
     **details: object,
 ) -> Checkpoint[Any]:
-    """The checkpoint of heads that have decoder layers, an embedding and an output layer.
+    """Make the checkpoint of heads that have decoder layers, an embedding and an output layer.
 
     Args:
         heads: the modules without values.
-        tensors: by their names here; `d2t` and `t2d` are taken out.
-        spelled: gives a tensor's name in the file.
+        tensors: tensors by our names; `d2t` and `t2d` are removed from it.
+        spelled: returns the name in the file for one of our names.
         target_hidden: width of the target.
-        lent: names of tensors that may be the target's.
+        borrowable: names of tensors that the heads borrow from the target if the file lacks them.
         layers: as in `Checkpoint`.
-        depth: the target's number of layers, None if it is not known.
+        depth: the target's number of layers; None if it is not known.
         **details: further facts for `drafttree inspect`.
 
     """
@@ -200,46 +204,46 @@ def with_layers(
         "embedding": owners[EMBEDDING],
         "output layer": owners[HEAD],
     }
-    problems = flaws(heads, tensors, lent, spelled) + map_flaws(vocab, draft_vocab, maps)
+    problems = flaws(heads, tensors, borrowable, spelled) + map_flaws(vocab, draft_vocab, maps)
     return Checkpoint(heads, tensors, made_for, tuple(problems), details, layers, maps)
 
 
 def any_name(pattern: str) -> Callable[[Collection[str]], bool]:
-    """A function that tells whether the beginning of any of its names matches."""
+    """Return a function that tells whether a pattern matches the beginning of any name."""
     return lambda names: any(re.match(pattern, name) for name in names)
 
 
 def renamed(
-    tensors: Mapping[str, Tensor], parts: Mapping[str, str], left_out: str
+    tensors: Mapping[str, Tensor], new_prefixes: Mapping[str, str], left_out: str
 ) -> tuple[dict[str, Tensor], Callable[[str], str]]:
-    """Tensors by the names they have here, and a function that gives such a name's spelling in the file.
+    """Rename tensors to our names, and return them with a function from our names to those in the file.
 
     Args:
-        tensors: by their names in the file, with or without "model." before them.
-        parts: beginnings of names here, by those in the file.
-        left_out: matches the names of those that are not read.
+        tensors: tensors by their names in the file, with or without "model." before them.
+        new_prefixes: our prefixes, by those in the file.
+        left_out: a pattern for our names of tensors to leave out.
 
     Raises:
-        ModelError: If two names differ in "model." only.
+        ModelError: If two names differ only in "model.".
     """
     spelled = dict[str, str]()
     bare_names = set[str]()
-    # the file's beginning of a name by ours: at first of whole names, then of those that the file has
+    # prefixes in the file by ours: first those of whole names, then those that the file has
     file_prefixes = {
-        prefix: file_prefix for file_prefix, prefix in parts.items() if prefix and not prefix.endswith(".")
+        prefix: file_prefix for file_prefix, prefix in new_prefixes.items() if prefix and not prefix.endswith(".")
     }
     for name in tensors:
         bare_name = name.removeprefix(MODEL)
-        file_prefix = next((file_prefix for file_prefix in parts if bare_name.startswith(file_prefix)), None)
-        new_name = bare_name if file_prefix is None else parts[file_prefix] + bare_name.removeprefix(file_prefix)
+        file_prefix = next((file_prefix for file_prefix in new_prefixes if bare_name.startswith(file_prefix)), None)
+        new_name = bare_name if file_prefix is None else new_prefixes[file_prefix] + bare_name.removeprefix(file_prefix)
         if re.match(left_out, new_name):
             continue
         if bare_name in bare_names:
             raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
         bare_names.add(bare_name)
         spelled[new_name] = name
-        if file_prefix and parts[file_prefix]:
-            file_prefixes[parts[file_prefix]] = file_prefix
+        if file_prefix and new_prefixes[file_prefix]:
+            file_prefixes[new_prefixes[file_prefix]] = file_prefix
 
     def in_file(name: str) -> str:
         file_names = (
@@ -253,7 +257,7 @@ def renamed(
 
 
 def add_output_biases(tensors: dict[str, Tensor]) -> None:
-    """Add a bias of zeros to output projections without one if the queries have one: transformers' layers have both."""
+    """Add a zero bias to output projections if queries have a bias, since transformers' layers have both or none."""
     for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
         weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))
         if weight is not None and weight.ndim:
@@ -261,28 +265,30 @@ def add_output_biases(tensors: dict[str, Tensor]) -> None:
 
 
 def usual_rows(pattern: str, tensors: Mapping[str, Tensor]) -> int | None:
-    """The most frequent number of rows of tensors whose names match, None if none has rows."""
+    """The most frequent number of rows among tensors whose names match; None if there is none."""
     rows = [len(tensor) for name, tensor in tensors.items() if re.fullmatch(pattern, name) and tensor.ndim]
     return mode(filter(None, rows)) if any(rows) else None
 
 
 def counts(pattern: str, names: Collection[str]) -> list[int]:
-    """Possible counts of the parts that the pattern's group numbers, largest first: each number found, plus one.
+    """Possible counts of numbered parts, largest first: one more than each number in the pattern's group.
 
-    Counts larger than the number of names are taken for mistakes and left out.
+    Counts larger than the number of names are left out as mistakes.
     """
     candidates = {1 + int(match[1]) for name in names if (match := re.match(pattern, name))}
     return sorted((count for count in candidates if count <= len(names)), reverse=True) or [1]
 
 
-def nearest(names: Collection[str], made: Iterator[Module]) -> Module:
-    """The first of several heads whose tensors have these names, else the one whose names differ least.
+def nearest(names: Collection[str], candidates: Iterator[Module]) -> Module:
+    """Return the first candidate whose tensors have these names, else the one whose names differ least.
 
-    The heads are made here, without values.
+    Args:
+        names: the names of a checkpoint's tensors.
+        candidates: makes heads. They have no values, since they are made here on the meta device.
     """
     attempts: dict[int, Module] = {}
     with torch.device("meta"):
-        for heads in made:
+        for heads in candidates:
             differences = len(heads.state_dict().keys() ^ set(names))
             attempts.setdefault(differences, heads)
             if not differences:
@@ -296,7 +302,7 @@ def flaws(
     borrowed: Collection[str] = (),
     spelled: Callable[[str], str] = str,
 ) -> list[str]:
-    """How a checkpoint differs from what heads need and do not borrow, one phrase for each kind or tensor."""
+    """How tensors differ from those that heads need and do not borrow, one phrase for each kind or tensor."""
     shapes = {name: tensor.shape for name, tensor in heads.state_dict().items()}
     common_names = sorted(shapes.keys() & tensors.keys(), key=_natural)
     problems = [
@@ -311,18 +317,18 @@ def flaws(
 
 
 def listed(word: str, names: Iterable[str]) -> list[str]:
-    """One phrase with all names, empty if there are none."""
+    """One phrase with all names; none if there are no names."""
     sorted_names = sorted(names, key=_natural)
     return [f"{word} {', '.join(sorted_names)}"] if sorted_names else []
 
 
-def misshapen(name: str, found: Sequence[int], needed: Sequence[int]) -> list[str]:
-    """One phrase with both shapes, empty if they are the same."""
-    return [] if list(found) == list(needed) else [f"{name} is {list(found)} and should be {list(needed)}"]
+def misshapen(name: str, shape: Sequence[int], needed_shape: Sequence[int]) -> list[str]:
+    """One phrase with both shapes; none if they are equal."""
+    return [] if list(shape) == list(needed_shape) else [f"{name} is {list(shape)} and should be {list(needed_shape)}"]
 
 
 def unusable(name: str, tensor: Tensor) -> Iterator[str]:
-    """One phrase where a tensor's values cannot be used."""
+    """One phrase if a tensor's values cannot be used."""
     if tensor.dtype not in FLOATS:
         yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be floating-point"
     elif not tensor.isfinite().all():
@@ -355,9 +361,9 @@ def _target_ids(d2t: Tensor) -> Tensor:
 
 
 def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedModel) -> None:
-    """Give heads made on the meta device a checkpoint's tensors, frozen, with the target's dtype and device.
+    """Give heads from the meta device a checkpoint's tensors, frozen and in the target's dtype and device.
 
-    What is one tensor under several names stays one. Rotary embeddings are made anew, as files do not have them.
+    A tensor with several names stays one tensor. Rotary embeddings are made anew, since files do not have them.
     """
     parameters: dict[tuple, nn.Parameter] = {}
     state_dict = {}

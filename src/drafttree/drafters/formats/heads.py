@@ -46,25 +46,25 @@ INSIDE = re.compile(r"medusa_heads?\.")
 """The beginning of the names of Medusa heads within a full model."""
 MEDUSA_BLOCK = r"\d+\.(\d+)\.linear\..*"
 HYDRA_BLOCK = r"hydra_mlp\.\d+\.(\d+)\.linear\..*"
-"""Tensors of residual blocks; the group is the block's number."""
+"""Names of tensors of residual blocks; the group is the block's number."""
 MLP, PREFIX_MLP = "mlp", "prefix-mlp"
 PREFIX = "prefix_embeding_layer."
 OWN_EMBEDDING = "input_embed_fn.weight"
 DERIVED = re.compile(rf"{PREFIX}.*(embed_tokens\.weight|rotary_emb\.inv_freq)")
-"""Tensors of published Hydra heads that follow from others or are never read."""
+"""Tensors of published Hydra heads that are not read."""
 SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
-"""SafeAILab's names of the parts of an EAGLE head, by those of vLLM speculators."""
+"""SafeAILab's prefixes of names in EAGLE heads, by those of vLLM speculators."""
 
 
 class HeadFields(TargetSizes):
-    """The fields of Medusa's and Hydra's heads; `shared_lm_head` says that they have no vocabulary projections."""
+    """The fields of Medusa and Hydra heads. With `shared_lm_head` they have no output layers of their own."""
 
     shared_lm_head: Flag | None = None
     hydra_head_arch: Any = None
     hidden_state_offset: Any = 0
 
     def is_prefixed(self, names: Collection[str]) -> bool:
-        """Whether Hydra's heads have an attention layer before them; where the file does not say, their names do.
+        """Whether an attention layer precedes Hydra's heads, by the field or else by the tensors' names.
 
         Raises:
             ModelError: If the heads are of another type.
@@ -93,25 +93,25 @@ def parse_medusa(
 ) -> Checkpoint[MedusaHeads]:
     """Read Medusa heads, alone or within a full model (Medusa-2), whose other tensors are left out.
 
-    Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
-    projection of their own (an early public variant, and what the recipe writes) use the target's.
+    The names tell the numbers of heads and blocks, since published configs have wrong numbers. Heads without an output
+    layer (an early public variant, and heads from the recipe) use the target's.
     """
     head_tensors = _inside_model(tensors) or dict(tensors)
     if not any(re.match(MEDUSA_BLOCK, name) for name in head_tensors):
         raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
     fields = HeadFields.read(config)
     variant = _nearest_medusa(head_tensors, fields.shared_lm_head)
-    vocab = None if variant.shared else usual_rows(rf"\d+\.{variant.layers}\.weight", head_tensors)
+    vocab = None if variant.shares_output else usual_rows(rf"\d+\.{variant.layers}\.weight", head_tensors)
     made_for = fields.made_for({"hidden size": usual_rows(MEDUSA_BLOCK, head_tensors), "vocabulary": vocab})
     hidden_size = made_for.get("hidden size", 1)
     vocab = made_for.get("vocabulary", 1)
     with torch.device("meta"):
-        heads = MedusaHeads(variant.count, variant.layers, hidden_size, vocab, shared=variant.shared)
+        heads = MedusaHeads(variant.count, variant.layers, hidden_size, vocab, shares_output=variant.shares_output)
     return Checkpoint(heads, head_tensors, made_for, tuple(flaws(heads, head_tensors)), _described(heads))
 
 
 def _inside_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of Medusa heads within a full model, by the names they have in a file of heads alone."""
+    """The tensors of Medusa heads within a full model, by their names in a file of heads alone."""
     head_tensors = dict[str, Tensor]()
     for name, tensor in tensors.items():
         if match := INSIDE.match(name):
@@ -119,19 +119,22 @@ def _inside_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return head_tensors
 
 
-def _nearest_medusa(tensors: Mapping[str, Tensor], shared: bool | None) -> MedusaHeads:
-    """Heads whose numbers of heads and blocks fit the tensors' names, 1 wide; of both kinds if `shared` is None."""
-    sharings = (False, True) if shared is None else (shared,)
+def _nearest_medusa(tensors: Mapping[str, Tensor], shares_output: bool | None) -> MedusaHeads:
+    """Build heads of width 1 with the numbers of heads and blocks that fit the tensors' names best.
+
+    If `shares_output` is None, heads with and without output layers are tried.
+    """
+    sharings = (False, True) if shares_output is None else (shares_output,)
     sizes = product(counts(r"(\d+)\.", tensors), counts(MEDUSA_BLOCK, tensors), sharings)
-    return nearest(tensors, (MedusaHeads(heads, layers, 1, 1, shared=shares) for heads, layers, shares in sizes))
+    return nearest(tensors, (MedusaHeads(heads, layers, 1, 1, shares_output=shares) for heads, layers, shares in sizes))
 
 
 def parse_hydra(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[HydraHeads]:
-    """Read Hydra heads, whose number and blocks are counted from the names.
+    """Read Hydra heads. The names tell the numbers of heads and blocks.
 
-    Hydra++'s have an attention layer of the target's sizes; without a target, the tensors tell the sizes.
+    Hydra++ has an attention layer of the target's sizes; without a target, the tensors tell the sizes.
     """
     head_tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.fullmatch(name)}
     if not any(re.match(HYDRA_BLOCK, name) for name in head_tensors):
@@ -151,10 +154,10 @@ def parse_hydra(
     vocab = made_for.get("vocabulary", 1)
     make = partial(
         HydraHeads,
-        hidden=hidden_size,
+        hidden_size=hidden_size,
         vocab=vocab,
         prefix=(prefix_config(target.config) if target else _prefix(head_tensors, hidden_size)) if prefixed else None,
-        shared=shares_output,
+        shares_output=shares_output,
         grounded=any(".res_connection." in name for name in head_tensors),
         embeds=OWN_EMBEDDING in head_tensors,
     )
@@ -167,7 +170,7 @@ def parse_hydra(
 def parse_eagle(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[EagleHead]:
-    """Read an EAGLE-1 or EAGLE-2 head: SafeAILab's, or one of vLLM speculators without norms of its own."""
+    """Read an EAGLE-1 or EAGLE-2 head of SafeAILab, or of vLLM speculators without norms of its own."""
     if not config:
         raise ModelError("config.json is missing or empty; an EAGLE head needs the one it was published with")
     fields = EagleFields.read(config)
@@ -179,24 +182,24 @@ def parse_eagle(
     head_tensors, spelled = renamed(tensors, SPECULATORS, r".*\.inv_freq$")
     add_output_biases(head_tensors)
     biased = "fc.bias" in head_tensors or fields.bias or fields.fusion_bias
-    described = DecoderLayers.read(fields.transformer_layer_config or config)
+    layer_fields = DecoderLayers.read(fields.transformer_layer_config or config)
     sizes = counts(DECODER_LAYER, head_tensors)
     head = nearest(
-        head_tensors, (EagleHead(EagleConfig(described.config(head_tensors, layers), biased)) for layers in sizes)
+        head_tensors, (EagleHead(EagleConfig(layer_fields.config(head_tensors, layers), biased)) for layers in sizes)
     )
     return with_layers(head, head_tensors, spelled, head.config.hidden, {EMBEDDING, HEAD})
 
 
-def _prefix(tensors: Mapping[str, Tensor], hidden: int) -> LlamaConfig:
-    """The configuration of Hydra++'s attention layer from the sizes of its tensors."""
+def _prefix(tensors: Mapping[str, Tensor], hidden_size: int) -> LlamaConfig:
+    """The configuration of Hydra++'s attention layer, by the sizes of its tensors."""
     layer = f"{PREFIX}layers.0."
     prefix = re.escape(layer)
-    queries = usual_rows(prefix + r"self_attn\.q_proj\.weight", tensors) or hidden
-    keys = usual_rows(prefix + r"self_attn\.[kv]_proj\.weight", tensors) or hidden
-    mlp = usual_rows(prefix + r"mlp\.(gate|up)_proj\.weight", tensors) or hidden
+    queries = usual_rows(prefix + r"self_attn\.q_proj\.weight", tensors) or hidden_size
+    keys = usual_rows(prefix + r"self_attn\.[kv]_proj\.weight", tensors) or hidden_size
+    mlp = usual_rows(prefix + r"mlp\.(gate|up)_proj\.weight", tensors) or hidden_size
     width = math.gcd(queries, keys)
     fields = {
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "intermediate_size": mlp,
         "num_attention_heads": queries // width,
         "num_key_value_heads": keys // width,
@@ -209,24 +212,24 @@ def _prefix(tensors: Mapping[str, Tensor], hidden: int) -> LlamaConfig:
     except Exception as error:
         raise ModelError(
             f"{layer}self_attn has {queries} rows of queries and {keys} of keys and values; no attention layer "
-            f"{hidden} wide has those"
+            f"{hidden_size} wide has those"
         ) from error
 
 
 def _described(heads: MedusaHeads | HydraHeads) -> dict[str, object]:
-    return {"heads": heads.count, "output layers": "the target's" if heads.shared else "own"}
+    return {"heads": heads.count, "output layers": "the target's" if heads.shares_output else "own"}
 
 
-def _hydra(found: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
-    """Make the drafter; an embedding that equals the target's is replaced by it."""
-    heads = found.filled(target)
+def _hydra(checkpoint: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
+    """Make the drafter. If its embedding equals the target's, it uses the target's."""
+    heads = checkpoint.filled(target)
     if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding_weight(target))):
         heads.input_embed_fn = None
     return HydraDrafter(heads, target)
 
 
-def _eagle(found: Checkpoint[EagleHead], target: PreTrainedModel) -> Drafter:
-    head = found.filled(target)
+def _eagle(checkpoint: Checkpoint[EagleHead], target: PreTrainedModel) -> Drafter:
+    head = checkpoint.filled(target)
     return eagle_drafter(head, (last_layer(target),), own_bytes(head, target), choose_head_backend)
 
 
@@ -235,7 +238,7 @@ MEDUSA = HeadFormat(
     "Medusa",
     any_name(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$"),
     parse_medusa,
-    lambda found, target: MedusaDrafter(found.filled(target), target),
+    lambda checkpoint, target: MedusaDrafter(checkpoint.filled(target), target),
 )
 HYDRA = HeadFormat(
     "hydra", "Hydra", any_name(r"(hydra_(mlp|lm_head|head)|prefix_embeding_layer)\."), parse_hydra, _hydra

@@ -1,7 +1,7 @@
 """The Hugging Face hub: whether it answers, and the files of a repository.
 
-If the hub is silent, huggingface_hub waits and retries at every file, which takes minutes. So the hub is asked once
-whether it answers at all, and only then for files, which may take any time.
+If the hub does not answer, huggingface_hub waits and retries for each file, which takes minutes. So one short request
+first tests whether the hub answers. Downloads of files have no time limit.
 """
 
 import os
@@ -20,19 +20,19 @@ from drafttree.drafters.formats.checkpoints import MASK_FILE
 DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", MASK_FILE), ("*.bin", "*.pt"))
 NOT_DOWNLOADED = ("*/*", "consolidated*")
 SECONDS = 8.0
-"""Seconds in which the hub has to answer at all, unless `HF_HUB_ETAG_TIMEOUT` sets others."""
+"""Seconds within which the hub has to answer, unless `HF_HUB_ETAG_TIMEOUT` sets another limit."""
 REMEMBERED = 60.0
-"""Seconds for which the hub is not asked again."""
+"""Seconds for which the result of the test is remembered."""
 _asked: dict[str, tuple[float, str]] = {}
 
 
 def hub_answers() -> bool:
-    """Whether the hub answers within `SECONDS`; true in huggingface_hub's offline mode, which asks no hub."""
+    """Whether the hub answers within `SECONDS`; True in huggingface_hub's offline mode, which makes no requests."""
     return constants.HF_HUB_OFFLINE or not silence()
 
 
 def silence() -> str:
-    """Why the hub does not answer, for a message; empty if it answers."""
+    """Why the hub does not answer, as text; empty if it answers."""
     endpoint = constants.ENDPOINT
     ask_time, reason = _asked.get(endpoint, (-REMEMBERED, ""))
     if time.monotonic() - ask_time >= REMEMBERED:
@@ -73,7 +73,7 @@ def _not_downloaded(name: str, error: Exception, answers: bool) -> ModelError:
 
 
 def download_file(name: str, file: str) -> Path:
-    """The local copy of one file of a hub repository; the cached one if the hub does not answer.
+    """The local copy of a file of a hub repository. If the hub does not answer, this is the cached copy.
 
     Raises:
         ModelError: If there is no such file, or it is neither cached nor within reach.
@@ -90,10 +90,10 @@ def _seconds() -> float:
 
 
 def _ask(endpoint: str, seconds: float) -> str:
-    """Why an address does not answer, empty if it does.
+    """Why an address does not answer, as text; empty if it answers.
 
-    A thread asks, since a name look-up has no timeout. Its request may take twice as long as we wait for it, so an
-    error that it reports is never a timeout, whose class differs between HTTP libraries.
+    A thread makes the request, since a name look-up has no timeout. Its own timeout is twice as long as we wait. So its
+    errors are never timeouts, whose class differs between HTTP libraries.
 
     """
     reasons = SimpleQueue[str]()
@@ -101,7 +101,7 @@ def _ask(endpoint: str, seconds: float) -> str:
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=2 * seconds)
-        except Exception as error:  # of httpx or httpx2, whichever this huggingface_hub is built on
+        except Exception as error:  # the HTTP library of huggingface_hub depends on its version
             reasons.put(f"cannot be reached ({error})")
         else:
             reasons.put("")

@@ -1,7 +1,8 @@
 """MTP layers on disk: among a target's own weights, or in a folder of their own.
 
-Families name the parts differently, and transformers leaves them out when it loads the target. Here they become the
-same four parts and a decoder layer of the target's class, which transformers itself builds and fills.
+Families have different names for the parts of MTP layers, and transformers ignores MTP layers when it loads a target.
+Here each MTP layer becomes four parts with common names, and a decoder layer of the target's class. transformers builds
+and fills that decoder layer.
 """
 
 import re
@@ -33,12 +34,15 @@ PARTS = {
     **dict.fromkeys(("eh_proj", "fc"), "eh_proj"),
     **dict.fromkeys(("shared_head.norm", "final_layernorm", "post_norm", "norm"), "post_norm"),
 }
-"""Our names of parts beside the decoder layer, by families' names. Layers of Qwen, Exaone and Mellum share them."""
-READ = {"enorm", "hnorm", "eh_proj"}
-"""Parts before the decoder layer, which only MTP layers have."""
-OWN_PARTS = {name for name, part in PARTS.items() if part in READ}
+"""Our names of the parts beside the decoder layer, by the families' names.
+
+In Qwen, Exaone and Mellum, all MTP layers share these parts.
+"""
+INPUT_PARTS = {"enorm", "hnorm", "eh_proj"}
+"""The parts before the decoder layer. Only MTP layers have them."""
+OWN_PARTS = {name for name, part in PARTS.items() if part in INPUT_PARTS}
 SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
-"""Copies of the target's weights, which are not read."""
+"""Copies of the target's weights; they are not read."""
 RESPELLED = {
     r"\bmtp_emb_norm\.(\d+)\.": r"mtp.layers.\1.enorm.",
     r"\bmtp_hidden_norm\.(\d+)\.": r"mtp.layers.\1.hnorm.",
@@ -48,31 +52,34 @@ RESPELLED = {
     r"\bmtp_layers\.(\d+)\.input_proj\.": r"mtp.layers.\1.eh_proj.",
     r"\bmtp_(?:block|layers)\.(\d+)\.": r"mtp.layers.\1.",
 }
-"""Our spelling of names, by that of ERNIE 4.5 (the first three, and `mtp_block`), MiMo-7B and speculators."""
+"""Our spelling of names, by patterns of the spelling in files.
+
+The first three and `mtp_block` are of ERNIE 4.5, the others of MiMo-7B and speculators.
+"""
 STATES_FIRST = re.compile(r".*\bmtp_layers\.\d+\.input_proj\.")
-"""Projections whose input has states before embeddings though no config says so: MiMo-7B's, not speculators'."""
+"""Projections that read states before embeddings without a field that says so: MiMo-7B's, but not speculators'."""
 NORM_OF_TARGET = re.compile(r".*\bmtp_(block|linear_proj)\.")
-"""Parts of layers whose outputs go through the target's own final norm."""
+"""Parts of layers that have no final norm of their own and use the target's."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
 INSIDE = re.compile(WRAPPERS + r"mtp\.(?:layers\.(\d+)\.)?(.+)")
-BEHIND = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
+NUMBERED = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
 ALONE = re.compile(rf"{WRAPPERS}({'|'.join(map(re.escape, PARTS))})\.")
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields of config.json that say how many MTP layers there are."""
 INSTEAD = "draft with a head, a smaller language model, or lookup"
 RENAMED = {"mimo_v2_flash": {"pre_mlp_layernorm.": "post_attention_layernorm."}}
-"""By model type, names in MTP layers and what decoder layers have in their place."""
+"""By model type, names in MTP layers and the names in decoder layers that replace them."""
 DEEPSEEKS = ("bailing_hybrid", "deepseek_v3", "glm4_moe", "mimo_v2_flash", "nemotron_h")
 QWENS = ("exaone_moe", "llama", "mellum", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 TRIED = frozenset((*DEEPSEEKS, *QWENS, "ernie4_5_moe", "mimo", "qwen2"))
-"""Model types whose MTP layers were compared with transformers' own layers; others are run only if asked for."""
+"""Model types whose MTP layers were tested against transformers' own layers. Others are used only if requested."""
 ATTENTION = {"mimo_v2_flash": "sliding_attention"}
-"""The attention of MTP layers if the config does not tell it, by model type; that of others is full attention."""
+"""By model type, the attention of MTP layers if the config does not name it; full attention for other types."""
 
 
 class MtpFields(TargetSizes):
-    """The fields about MTP layers; Nemotron-H's list the decoder layers that make one MTP layer."""
+    """The fields about MTP layers. In Nemotron-H, several decoder layers form one MTP layer, and a field lists them."""
 
     mtp_layers_block_type: Texts
     mtp_hybrid_override_pattern: Text = ""
@@ -83,8 +90,8 @@ class MtpLayers(NamedTuple):
     """MTP layers as a file has them.
 
     Attributes:
-        layers: by layer, the tensors of its parts ("enorm.weight") and of its decoder layer ("self_attn...").
-        states_first: whether their names tell that their projections read states before embeddings.
+        layers: for each layer, the tensors of its parts ("enorm.weight") and of its decoder layers ("0.self_attn...").
+        states_first: whether the names say that the projections read states before embeddings.
     """
 
     layers: tuple[dict[str, Tensor], ...]
@@ -94,16 +101,16 @@ class MtpLayers(NamedTuple):
 def parse(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
 ) -> Checkpoint[MtpLayers]:
-    """Find the MTP layers among tensors; all other tensors are left out."""
+    """Find the MTP layers among tensors; ignore all other tensors."""
     if target and tensor_parallel_size(target) > 1:
         raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
     fields = MtpFields.read(text_fields(config))
-    mtp_places = places(tensors)
+    mtp_places = find_mtp_tensors(tensors)
     layers = _layers_by_number(tensors, mtp_places, _blocks_per_layer(fields, target))
     if not layers:
         raise ModelError("there is no MTP layer among the tensors")
     uses_target_norm = any(map(NORM_OF_TARGET.match, mtp_places))
-    gaps = _gaps(layers, READ if uses_target_norm else {*PARTS.values()}, config)
+    gaps = _gaps(layers, INPUT_PARTS if uses_target_norm else {*PARTS.values()}, config)
     first_layer = next(iter(layers.values()))
     eh_proj = first_layer.get("eh_proj.weight")
     made_for = fields.made_for({"hidden size": len(eh_proj) if eh_proj is not None and eh_proj.ndim else None})
@@ -122,7 +129,7 @@ def parse(
 
 
 def _blocks_per_layer(fields: MtpFields, target: PreTrainedModel | None) -> int:
-    """The number of decoder layers that make one MTP layer: 1, but for Nemotron-H."""
+    """The number of decoder layers that form one MTP layer: 1, except for Nemotron-H."""
     layer_types = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
     return len(layer_types or fields.mtp_hybrid_override_pattern or [0])
 
@@ -130,12 +137,12 @@ def _blocks_per_layer(fields: MtpFields, target: PreTrainedModel | None) -> int:
 def _layers_by_number(
     tensors: Mapping[str, Tensor], mtp_places: Mapping[str, tuple[int | None, str]], blocks: int
 ) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each MTP layer by its number, in order, named as in `MtpLayers`.
+    """The tensors of each MTP layer, by layer number in ascending order and by their names in `MtpLayers`.
 
     Args:
-        tensors: by their names in the file.
-        mtp_places: what `places` says of them.
-        blocks: decoder layers per MTP layer, which the file numbers throughout.
+        tensors: tensors by their names in the file.
+        mtp_places: the result of `find_mtp_tensors`.
+        blocks: decoder layers per MTP layer. The file numbers decoder layers, not MTP layers.
     """
     shared_tensors = dict[str, Tensor]()
     layers = dict[int, dict[str, Tensor]]()
@@ -152,7 +159,7 @@ def _layers_by_number(
 def _gaps(
     layers: Mapping[int, Mapping[str, Tensor]], required_parts: Collection[str], config: Mapping[str, Any]
 ) -> list[str]:
-    """What is missing, one phrase each: parts of layers, layers before others, layers that config.json promises."""
+    """One phrase for each gap: missing parts of layers, lower layers, and layers that config.json promises."""
     required_names = sorted(f"{part_name}.weight" for part_name in required_parts)
     gaps = list[str]()
     for index, layer_tensors in enumerate(layers.values()):
@@ -170,7 +177,7 @@ def _gaps(
 def _part_flaws(
     tensors: Mapping[str, Tensor], mtp_places: Mapping[str, tuple[int | None, str]], width: int | None
 ) -> list[str]:
-    """One phrase for each misshapen part beside the decoder layers; none if the target's hidden size is not known."""
+    """One phrase for each misshapen part beside the decoder layers; none if the hidden size is unknown."""
     if not width:
         return []
     shapes = {f"{part_name}.weight": [width] for part_name in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
@@ -183,7 +190,7 @@ def _part_flaws(
 
 
 def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Experts that are missing, or have other shapes than most of their layer, one phrase each.
+    """One phrase for all missing experts, and one for each expert with another shape than most of its layer.
 
     transformers stacks experts and does not say which of them do not fit.
     """
@@ -204,12 +211,17 @@ def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
     return [*listed("missing", missing_names), *misfits]
 
 
-def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
-    """Per tensor of MTP layers, its layer's number, None if all layers share it, and its name within the layer.
+def find_mtp_tensors(names: Iterable[str], first_mtp_number: int | None = None) -> dict[str, tuple[int | None, str]]:
+    """Find the tensors of MTP layers among names.
 
     Args:
-        names: of all tensors.
-        first: number of the first MTP layer if they are numbered after the target's layers; by default the lowest.
+        names: names of tensors.
+        first_mtp_number: number of the first MTP layer, if MTP layers are numbered after the target's layers. None
+            takes the lowest number.
+
+    Returns:
+        For each name of an MTP tensor, the number of its layer (None if all layers share it), and its name within the
+        layer.
     """
     mtp_places = dict[str, tuple[int | None, str]]()
     layer_places = dict[str, tuple[int, str]]()
@@ -217,12 +229,12 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
         spelled = _respelled(name)
         if match := INSIDE.fullmatch(spelled):
             mtp_places[name] = (int(match[1]) if match[1] else None), match[2]
-        elif match := BEHIND.fullmatch(spelled):
+        elif match := NUMBERED.fullmatch(spelled):
             layer_places[name] = int(match[1]), match[2]
-        elif first is None and (match := ALONE.match(spelled)):
+        elif first_mtp_number is None and (match := ALONE.match(spelled)):
             mtp_places[name] = None, spelled[match.start(1) :]
     lowest_number = min((number for number, _ in layer_places.values()), default=0)
-    first_number = lowest_number if first is None else first
+    first_number = lowest_number if first_mtp_number is None else first_mtp_number
     for name, (number, local_name) in layer_places.items():
         if number >= first_number:
             mtp_places[name] = number - first_number, local_name
@@ -230,7 +242,7 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
         stem, _, suffix = local_name.rpartition(".")
         if SHARED.match(local_name):
             del mtp_places[name]
-        elif stem in PARTS and (number is None or stem != "norm"):  # a numbered layer's norm is its decoder layer's
+        elif stem in PARTS and (number is None or stem != "norm"):  # a numbered layer's `norm` is its decoder layer's
             mtp_places[name] = number, f"{PARTS[stem]}.{suffix}"
     return mtp_places
 
@@ -242,16 +254,16 @@ def _respelled(name: str) -> str:
 
 
 def has_layers_only(names: Collection[str]) -> bool:
-    """Whether the names are those of MTP layers alone, not of a whole model; one part of `READ` may be missing."""
+    """Whether all names are of MTP layers, not of a whole model; one of `INPUT_PARTS` may be missing."""
     spellings = [_respelled(name) for name in names if not SHARED.search(name)]
     if any(map(INSIDE.fullmatch, spellings)):
         return all(map(INSIDE.fullmatch, spellings))
-    mtp_places = places(spellings)
+    mtp_places = find_mtp_tensors(spellings)
     layers = set[int | None]()
     part_names = set[str]()
     for number, local_name in mtp_places.values():
         part_name = local_name.partition(".")[0]
-        if part_name in READ:
+        if part_name in INPUT_PARTS:
             layers.add(number)
             part_names.add(part_name)
     numbers = {number for number, _ in mtp_places.values() if number is not None}
@@ -271,9 +283,9 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
 
 
 def names_among(names: Iterable[str], layers: int) -> list[str]:
-    """The names of the MTP layers' tensors among those of a target with so many decoder layers."""
-    mtp_places = places(names, layers)
-    reading_parts = {local_name.partition(".")[0] for _, local_name in mtp_places.values()} & READ
+    """The names of MTP tensors among those of a target with `layers` decoder layers."""
+    mtp_places = find_mtp_tensors(names, layers)
+    reading_parts = {local_name.partition(".")[0] for _, local_name in mtp_places.values()} & INPUT_PARTS
     return [*mtp_places] if reading_parts else []
 
 
@@ -291,7 +303,9 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
     all_names = tensor_names(folder)
     config = read_config(folder)
     if names := {*names_among(all_names, depth := last_layer(target))}:
-        first_layer = min((number for number, _ in places(names, depth).values() if number is not None), default=0)
+        first_layer = min(
+            (number for number, _ in find_mtp_tensors(names, depth).values() if number is not None), default=0
+        )
         if first_layer:
             raise ModelError(f"the tensors make no MTP head: missing layers before {first_layer}")
         return FORMAT.load(read_weights(folder, target.dtype, names, config), config, target)
@@ -308,19 +322,22 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
     raise ModelError(f"{folder} holds no MTP layers; {INSTEAD}")
 
 
-def _built(found: Checkpoint[MtpLayers], target: PreTrainedModel) -> Drafter:
+def _build(checkpoint: Checkpoint[MtpLayers], target: PreTrainedModel) -> Drafter:
     family = target.config.get_text_config()
-    states_first = found.heads.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
+    states_first = checkpoint.heads.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
     modules = [
-        _module(layer_tensors, index, target, states_first) for index, layer_tensors in enumerate(found.heads.layers)
+        _module(layer_tensors, index, target, states_first)
+        for index, layer_tensors in enumerate(checkpoint.heads.layers)
     ]
     return mtp_drafter(modules, target)
 
 
-def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:
-    """An MTP layer as a language model of the target's class, with the target's embedding and output layer."""
-    part_tensors = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
-    block = {name: own[name] for name in own.keys() - part_tensors}
+def _module(
+    layer_tensors: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool
+) -> PreTrainedModel:
+    """Build an MTP layer as a language model of the target's class, with the target's embedding and output layer."""
+    part_tensors = {name: layer_tensors[name] for name in layer_tensors if name.partition(".")[0] in PARTS.values()}
+    block = {name: layer_tensors[name] for name in layer_tensors.keys() - part_tensors}
     norm_weight = part_tensors.pop("post_norm.weight", None)
     if norm_weight is None:
         norm_weight = target.get_parameter(names_in(target)[1]).detach()
@@ -342,16 +359,17 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_
 def decoder_layer(
     tensors: Mapping[str, Tensor], norm: Tensor, index: int, target: PreTrainedModel
 ) -> tuple[PreTrainedModel, nn.Module]:
-    """A language model of the target's class with one decoder layer, and its final norm; transformers fills them.
+    """Build a language model of the target's class with one decoder layer, and return it with its final norm.
 
-    So the target's own class does what is particular to its family, such as attention or the storage of experts.
+    transformers fills it. So the target's own class handles attention, the storage of experts and other things that
+    differ between families.
 
     Args:
-        tensors: of the decoder layer, by the names that they have in a list of layers, such as "0.self_attn...";
-            families whose layers only attend or only mix experts (Nemotron-H) have several.
-        norm: the weight of the norm after it.
-        index: number of the MTP layer.
-        target: the model it belongs to.
+        tensors: tensors of the decoder layer, with names such as "0.self_attn...". Nemotron-H has several decoder
+            layers, numbered from 0.
+        norm: the weight of the final norm.
+        index: index of the MTP layer.
+        target: the target.
 
     Raises:
         ModelError: If transformers has no such layer, or the tensors do not fit it.
@@ -382,9 +400,9 @@ class _FilledModel(NamedTuple):
 
     Attributes:
         module: the language model.
-        layers: the beginning of the names of its decoder layers' tensors, such as "model.layers.".
-        norm_name: the name of its final norm's weight.
-        loading_info: what `from_pretrained` tells of keys that are missing, unexpected or of another shape.
+        layers: the prefix of names of its decoder layers' tensors, such as "model.layers.".
+        norm_name: the name of the final norm's weight.
+        loading_info: the missing, unexpected and mismatched keys that `from_pretrained` reports.
     """
 
     module: Any
@@ -393,7 +411,7 @@ class _FilledModel(NamedTuple):
     loading_info: dict[str, Any]
 
     def problems(self) -> list[str]:
-        """How the tensors differ from what the model needs; its embedding and output layer are the target's."""
+        """How the tensors differ from those that the model needs, besides the target's embedding and output layer."""
         borrowed = [self.module.get_input_embeddings().weight, self.module.get_output_embeddings().weight]
         borrowed_names = set[str]()
         for name, weight in self.module.named_parameters():
@@ -409,7 +427,7 @@ class _FilledModel(NamedTuple):
 def _filled_by_transformers(
     config: PreTrainedConfig, tensors: Mapping[str, Tensor], norm: Tensor, target: PreTrainedModel
 ) -> _FilledModel:
-    """A language model of this config and the target's dtype, with the tensors of its decoder layers and final norm."""
+    """Let transformers build a language model in the target's dtype from a config and these tensors."""
     mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     make: Any = mapping[type(config)] if type(config) in mapping else type(target)
     with torch.device("meta"):
@@ -426,7 +444,7 @@ def _filled_by_transformers(
 
 
 def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
-    """The config of a language model whose decoder layers have tensors of these names, for the MTP layer `index`."""
+    """The config of a language model for MTP layer `index`, whose decoder layers have tensors of these names."""
     config: Any = deepcopy(family)
     sparse = any(".experts." in name for name in names)
     blocks = block_types(family)
@@ -450,12 +468,12 @@ def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -
 
 
 def block_types(family: PreTrainedConfig) -> list[str] | None:
-    """The kinds of the several layers that make one MTP layer (Nemotron-H), None for families where one does."""
+    """The types of the decoder layers that form one MTP layer (Nemotron-H); None for families with one of them."""
     return getattr(family, "mtp_layers_block_type", None)
 
 
 def names_in(module: PreTrainedModel) -> tuple[str, str]:
-    """What names of a model's layers begin with, such as "model.layers.", and the name of its final norm's weight."""
+    """The prefix of names of a model's layers, such as "model.layers.", and the name of its final norm's weight."""
     decoder: Any = module.get_decoder()
     path = next(name for name, submodule in module.named_modules() if submodule is decoder)
     children = [*decoder.named_children()]
@@ -467,4 +485,4 @@ def names_in(module: PreTrainedModel) -> tuple[str, str]:
     return f"{path}.{layers[0]}.", f"{path}.{norms[-1]}.weight"
 
 
-FORMAT = HeadFormat("mtp", "MTP", has_layers_only, parse, _built)
+FORMAT = HeadFormat("mtp", "MTP", has_layers_only, parse, _build)

@@ -1,7 +1,6 @@
-"""The kinds of trained heads, kinds that are known but not supported, and which kind a folder holds.
+"""The formats of trained heads, kinds of drafters that are not supported, and which of them a folder holds.
 
-The configurations of published heads often claim to be a plain Llama. So the tensors' names decide what a folder is.
-
+Published heads often claim to be plain Llamas in their `config.json`. So the names of the tensors decide.
 """
 
 import re
@@ -32,21 +31,23 @@ PUBLISHED = {
 
 
 FORMATS: dict[str, HeadFormat] = {
-    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, MEDUSA, HYDRA, mtp.FORMAT, EAGLE)
+    head_format.kind: head_format for head_format in (block.FORMAT, eagle3.FORMAT, MEDUSA, HYDRA, mtp.FORMAT, EAGLE)
 }
 """The formats of heads, by kind.
 
-EAGLE-1 heads have no tensor name that others lack, so their format is the last.
+EAGLE-1 heads have no tensor name that only they have, so their format is the last.
 """
 LANGUAGE_MODEL, ASSISTANT = "language-model", "assistant"
 
 
 class Unsupported(NamedTuple):
-    """A kind of drafter that is not supported, recognised by the names of its tensors or by a label.
+    """A kind of drafter that is not supported.
 
-    The names have no `model.` before them. The label matches the lower-case architecture, `speculators_model_type` or
-    `model_type` of a config.json.
-
+    Attributes:
+        title: the kind, for messages.
+        why: the reason, for messages.
+        tensors: whether tensors of these names, without `model.` before them, are of the kind.
+        label: matches the architecture, `speculators_model_type` or `model_type` of its config.json, in lower case.
     """
 
     title: str
@@ -55,10 +56,12 @@ class Unsupported(NamedTuple):
     label: str
 
 
-KIN = "drafttree runs DFlash, DFlash2, JetFlow (once JetSpec) and DSpark of the drafters that draft a block in one pass"
-KINDS = (
-    Unsupported("a Domino drafter", KIN, any_name(r"prefix_gru\."), r"\w*domino"),
-    Unsupported("a DFlare drafter", KIN, any_name(r"dflare"), r"\w*dflare"),
+SUPPORTED_BLOCKS = (
+    "drafttree runs DFlash, DFlash2, JetFlow (once JetSpec) and DSpark of the drafters that draft a block in one pass"
+)
+UNSUPPORTED = (
+    Unsupported("a Domino drafter", SUPPORTED_BLOCKS, any_name(r"prefix_gru\."), r"\w*domino"),
+    Unsupported("a DFlare drafter", SUPPORTED_BLOCKS, any_name(r"dflare"), r"\w*dflare"),
     Unsupported("a P-EAGLE head", "it drafts from states of its own", any_name(r"mask_hidden$"), r"peagle"),
     Unsupported(
         "a head with layers of Gemma 4",
@@ -73,11 +76,11 @@ KINDS = (
         r"(?!muse_)\w+_assistant$",
     ),
 )
-"""The first that matches is taken."""
+"""Unsupported kinds of drafters; the first that matches is reported."""
 
 
 class UnsupportedDrafter(ModelError):
-    """A folder holds a drafter of a kind that is known but not supported."""
+    """A folder holds a drafter of a kind that is not supported."""
 
 
 def recognise(
@@ -88,7 +91,7 @@ def recognise(
     Args:
         folder: the folder.
         formats: the formats of heads that it may hold, by kind.
-        config: the contents of its config.json, None to read them.
+        config: the contents of its config.json; None reads the file.
 
     Raises:
         ModelError: If it holds no drafter or several, or if its files cannot be read.
@@ -115,7 +118,7 @@ def recognise(
 
 
 def _check_alone(folder: Path) -> None:
-    """Refuse heads beside a model or beside other heads: nothing says which of them is meant."""
+    """Refuse a folder that holds heads beside a model or other heads, since it does not say which one to use."""
     models = [name for name in (*INDICES, *NAMES) if (folder / name).is_file()]
     heads = {path.stem: path.name for path in reversed(head_files(folder))}
     files = models[:1] + sorted(heads.values())
@@ -124,11 +127,11 @@ def _check_alone(folder: Path) -> None:
 
 
 def unsupported_kind(names: Collection[str], config: Mapping[str, Any]) -> str | None:
-    """The unsupported kind of drafter that has these tensors, and why it is not run; None if it is no such kind."""
+    """The unsupported kind of a drafter and why it is not supported, as text; None for other drafters."""
     names = {name.removeprefix("model.") for name in names}
     fields = Labels.read(config)
     labels = [*fields.architectures, fields.speculators_model_type, fields.model_type]
-    for unsupported in KINDS:
+    for unsupported in UNSUPPORTED:
         if unsupported.tensors(names) or any(re.match(unsupported.label, label.lower()) for label in labels):
             return f"{unsupported.title}, which is not supported: {unsupported.why}; {ADVICE}"
     return None

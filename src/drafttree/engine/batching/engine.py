@@ -56,14 +56,13 @@ class EngineDecoder(Protocol):
 class Engine:
     """Generates the texts of many requests at the same time (continuous batching). Each text is as if it were alone.
 
-    Requests join and leave after any round. In a round, every request drafts its tree, with one packed draft pass per
-    level for all of them, and one packed target pass scores all trees and parts of new prompts. One budget of drafted
-    nodes is shared by all trees. It depends on how likely each node is to be accepted and on what a row costs, and may
-    be 0.
+    Requests join and leave after any round. In a round, every request drafts its tree; one packed draft pass per level
+    serves all requests. Then one packed target pass scores all trees and parts of new prompts. All trees share one
+    budget of drafted nodes. It depends on how likely each node is to be accepted and on what a row costs, and may be 0.
 
-    Shared prefixes are read once. A request copies the KV rows of the longest prefix that another request has read,
-    finished or not, and waits for one that is being read. Requests with `prompt_logprobs` or `reuse_prefix=False` do
-    not share.
+    Shared prefixes are read once. A request copies the KV rows of the longest prefix that another request, finished
+    or not, has read. It waits for a prefix that is being read. Requests with `prompt_logprobs` or
+    `reuse_prefix=False` do not share.
 
     Use it as a context manager, or call `close`. An open engine is closed when Python exits; one without references
     ends when its texts are finished. Other threads and engines may use the decoder at the same time. The target then
@@ -104,7 +103,7 @@ class Engine:
             raise ConfigError(f"decoder is {decoder!r}; give a Decoder, such as drafttree.load makes")
         check_count("max_batch", max_batch)
         if prefix_tokens is not None:
-            check_count("prefix_tokens", prefix_tokens, ", or None for what fits", least=0)
+            check_count("prefix_tokens", prefix_tokens, ", or None for what fits", minimum=0)
         check_budget(budget, decoder.verifier)
         if not isinstance(max_token_gap, int | float) or isinstance(max_token_gap, bool) or not max_token_gap > 0:
             raise ConfigError(f"max_token_gap is {max_token_gap!r}; give seconds above 0, or math.inf for no limit")
@@ -116,7 +115,7 @@ class Engine:
         if prefix_tokens is not None:
             self.memory.prefixes.limit(prefix_tokens)
         self._thread = self._start(self._loop)
-        weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
+        weakref.finalize(self, self._thread.finish).atexit = False  # at exit, the thread closes itself
 
     def _start(self, loop: BatchLoop) -> "EngineThread":
         """Start the thread that runs the rounds."""
@@ -134,7 +133,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests: it was closed, its thread died, or it runs in another process."""
+        """Whether no more requests are accepted: after `close`, if the thread died, or in a forked process."""
         return self._thread.closed
 
     @property
@@ -283,18 +282,18 @@ class EngineThread:
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Have the thread look at its requests again."""
+        """Wake the thread, since a text was read or cancelled."""
         with self.changed:
             self.changed.notify_all()
 
     def finish(self) -> None:
-        """Take no more requests, and let the thread end when all texts have ended, without waiting for that."""
+        """Accept no more requests, and let the thread end when all texts have ended. This does not wait."""
         with self.changed:
             self._closing = True
             self.changed.notify_all()
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests, and wait for the thread to end, unless it calls this itself.
+        """Accept no more requests, and wait for the thread to end, unless the thread itself calls this.
 
         Args:
             drain: as for `Engine.close`.
@@ -326,13 +325,13 @@ class EngineThread:
             self._ended.set()
 
     def _release_when_busy(self) -> None:
-        """Release memory of ended texts while others go on; without this, 24 unread streams left 400 MB behind."""
+        """Release memory of ended texts while others continue. Without this, 24 unread streams left 400 MB behind."""
         if time.monotonic() - self._released >= BUSY_SECONDS:
             release_unused_memory()
             self._released = time.monotonic()
 
     def _take(self) -> bool:
-        """Wait for something to do, add submitted requests to the loop, and return whether it has any requests."""
+        """Wait for work, add submitted requests to the loop, and return whether the loop has requests."""
         with self.changed:
             idle = not self.changed.wait_for(self._has_news, IDLE_SECONDS)
         if idle:
@@ -351,7 +350,7 @@ class EngineThread:
 
 
 class SharedEngine:
-    """Makes an engine for its first user and closes it after the last; there is never more than one."""
+    """Makes an engine for its first user, and closes it after the last user. There is never more than one."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -360,7 +359,7 @@ class SharedEngine:
 
     @contextlib.asynccontextmanager
     async def use(self, decoder: EngineDecoder) -> AsyncIterator[Engine]:
-        """Context manager that gives the engine of a decoder; the event loop is not blocked by its thread."""
+        """Context manager that returns the engine of a decoder, and does not block the event loop."""
         loop = asyncio.get_running_loop()
         user = object()
         self._users.add(user)

@@ -167,8 +167,8 @@ class Handle(Reader):
             self._reader = lambda: None
             raise
 
-    async def _news(self, wanted: Callable[[], bool]) -> None:
-        """Wait for the engine's news until `wanted` is true."""
+    async def _news(self, has_news: Callable[[], bool]) -> None:
+        """Wait for the engine's news until `has_news` is true."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -177,7 +177,7 @@ class Handle(Reader):
 
         self._listeners.add(listener)
         try:
-            while not wanted():
+            while not has_news():
                 await news.wait()
                 news.clear()
         finally:
@@ -189,11 +189,11 @@ class Handle(Reader):
             self.full = len(self._chunks) >= self._max_unread
             self._tell()
 
-    def end(self, ended: Ended) -> None:
-        if isinstance(ended, Exception):
-            _without_frames(ended)
+    def end(self, outcome: Ended) -> None:
+        if isinstance(outcome, Exception):
+            _without_frames(outcome)
         with self._changed:
-            self._ended = ended
+            self._ended = outcome
             self._tell()
             self._listeners.clear()
 

@@ -28,19 +28,19 @@ from drafttree.models.inference import in_inference_mode
 logger = logging.getLogger("drafttree")
 
 SHORTEST_PART = 8
-"""The fewest tokens of prompts in a pass, whatever they cost, so that no prompt waits for ever."""
+"""A pass reads at least this many tokens of waiting prompts, whatever they cost, so that no prompt waits for ever."""
 STRETCH = 2.0
-"""A round with parts of prompts may take as long as this many plain rounds, however long those are."""
+"""A round that reads prompts may always take as long as this many plain rounds."""
 
 
 class BatchLoop:
-    """Runs requests of one decoder, whose `batch_loop` makes it.
+    """Runs many requests of one decoder in a batch; `Decoder.batch_loop` makes it.
 
     Args:
-        loop: the loop of the decoder.
+        loop: advances the requests by a round.
         controller: decides how much is drafted.
         remember: called with every finished request.
-        max_batch: the most requests that run at once.
+        max_batch: maximum number of running requests.
         memory: reserves the rows of their KV caches.
         max_token_gap: as for `Engine`.
 
@@ -79,7 +79,7 @@ class BatchLoop:
 
     @property
     def ready(self) -> bool:
-        """Whether a step would do anything; it would not if all requests pause until their texts are read."""
+        """Whether a step would do anything. It would not if all requests pause for their readers."""
         scheduler = self._scheduler
         cancelled = self._cancelled or any(seat.request.reader.cancelled for seat in scheduler.waiting)
         return self.busy and (scheduler.ready or cancelled)
@@ -90,14 +90,14 @@ class BatchLoop:
         self._scheduler.add(request)
 
     def write(self, requests: Sequence[Request]) -> list[Generation]:
-        """Write the texts of some requests in the caller's thread, and return them in the same order.
+        """Write the texts of requests in the caller's thread, and return the results in the same order.
 
         Args:
-            requests: the only requests of the loop, prepared by its decoder and not opened.
+            requests: requests from `Decoder.prepare`. The loop has no others.
 
         Raises:
             ContextError: if a request needs more rows of the KV cache than there are.
-            Exception: the error of the first request that failed, which ends the others too.
+            Exception: the error of the first request that fails. It ends the other texts too.
         """
         for request in requests:
             self.memory.check(request.task.capacity)
@@ -122,8 +122,8 @@ class BatchLoop:
     def step(self) -> None:
         """Advance every running request by one round. The error of a request ends that request only."""
         self._drop_cancelled()
-        for unread_seat in self._scheduler.pause_unread():
-            self._loop.close(unread_seat.request)
+        for released_seat in self._scheduler.pause_full():
+            self._loop.close(released_seat.request)
         broken = False
         try:
             self._admit()
@@ -158,14 +158,14 @@ class BatchLoop:
                 self._end(seat, reason)
 
     def _admit(self) -> None:
-        """Begin the requests that have got a place, and those that no longer wait for the prompt of another one."""
+        """Open newly admitted requests, and begin all that wait for no other request's prompt."""
         admitted = self._scheduler.admit()
         running_seats = self._scheduler.running
         held_seats = [seat for seat in running_seats if seat.status is Status.HELD]
         for index, seat in enumerate(held_seats):
             try:
                 if seat in admitted:
-                    seat.request.begin()
+                    seat.request.record_wait()
                     self._loop.open(seat.request)
                 sharing_requests = [peer.request for peer in running_seats if peer.request.shared_prefix]
                 restored = self._loop.begin(seat.request, batch=len(running_seats), running=sharing_requests)
@@ -178,7 +178,7 @@ class BatchLoop:
                 self._fail(seat, error)
 
     def _advance(self, seats: Sequence[Seat]) -> None:
-        """Run one round: choose parts of prompts, advance the requests, publish what they wrote, and learn from it."""
+        """Run one round: choose parts of prompts, advance the requests, publish their tokens, and learn from it."""
         for seat in seats:
             seat.note_progress()
         writing_seats = [seat for seat in seats if seat.status is Status.WRITING]
@@ -197,7 +197,7 @@ class BatchLoop:
         del advance  # else an error in it and this frame would keep each other alive
 
     def _publish(self, seat: Seat, text_round: TextRound | Exception) -> int:
-        """Give the result of a round to the request's reader, and return how many tokens were committed."""
+        """Give a request's reader the tokens of its round, and return how many were committed; 0 if it failed."""
         request = seat.request
         try:
             if isinstance(text_round, Exception):
@@ -222,7 +222,7 @@ class BatchLoop:
             del text_round  # as in `_advance`
 
     def _finish(self, seat: Seat) -> None:
-        """Keep what later texts can use of a finished one; if that fails, the text is not affected."""
+        """Keep the rows of a finished text and what it has taught; an error here does not affect the text."""
         self._scheduler.remove(seat)
         self.metrics.finished += 1
         try:
@@ -232,12 +232,14 @@ class BatchLoop:
             logger.warning("a finished text was not kept for later ones", exc_info=True)
 
     def _drafter_failed(self, error: Exception) -> None:
-        """Count and log the error of a drafter, after which a request continues without drafts."""
+        """Count and log an error of the drafter. The request continues without drafts."""
         self.metrics.drafter_failures += 1
         self._loop.trees.log_failure(error)
 
-    def _learn(self, writing: Sequence[Request], parts: Sequence[PromptPart], advance: Advance, committed: int) -> None:
-        """Record a round, correct the costs by it and, if it read no prompts, let the controller learn from it."""
+    def _learn(
+        self, writing: Sequence[Request], prompt_parts: Sequence[PromptPart], advance: Advance, committed: int
+    ) -> None:
+        """Record a round and correct the prices by it. If it read no prompts, the controller learns from it too."""
         drafts = advance.drafts
         clock = advance.clock
         controller = self._controller
@@ -251,7 +253,7 @@ class BatchLoop:
             target_seconds=clock.seconds["masks"] + clock.seconds["target"],
             seconds=clock.total,
             batch=len(writing),
-            prefill_rows=sum(prompt_part.size for prompt_part in parts),
+            prefill_rows=sum(prompt_part.size for prompt_part in prompt_parts),
             waiting=len(self._scheduler.waiting),
             expected=drafts.expected if drafts.groups else None,
             reason=drafts.reason,
@@ -260,10 +262,10 @@ class BatchLoop:
         text_ended = any(request.text.finish_reason for request in writing)
         rest_seconds = (
             None
-            if parts or text_ended
+            if prompt_parts or text_ended
             else engine_round.seconds - engine_round.target_seconds - engine_round.draft_seconds
         )
-        groups = drafts.groups if drafts.failure is None else []  # the level that failed took time, too
+        groups = drafts.groups if drafts.failure is None else []  # draft seconds include the level that failed
         controller.prices.observe(
             engine_round.batch,
             engine_round.rows,
@@ -272,27 +274,27 @@ class BatchLoop:
             rest_seconds,
             groups,
         )
-        if parts or not writing or drafts.failure is not None or (text_ended and not groups):
-            return  # the last round of a text, which drafts nothing, is no plain round to compare others with
+        if prompt_parts or not writing or drafts.failure is not None or (text_ended and not groups):
+            return  # the last round of a text drafts nothing in any case, so it is no plain round
         controller.learn(engine_round.batch, engine_round.rows, committed, groups, drafts.expected)
         if groups:
             self.metrics.predicted_gain = controller.predicted_gain(engine_round.batch)
             self.metrics.measured_gain = controller.gain(engine_round.batch)
 
     def _end(self, seat: Seat, reason: str) -> None:
-        """End a request with its text so far, and give that to its reader."""
+        """End a request, and give its text so far to its reader."""
         self._scheduler.remove(seat)
         seat.request.end(reason)
         seat.request.publish(len(seat.request.tokens))
 
     def _fail(self, seat: Seat, error: Exception) -> None:
-        """End a request with an error, and give that to its reader."""
+        """End a request, and give the error to its reader."""
         self._scheduler.remove(seat)
         self.metrics.failed += 1
         seat.request.reader.end(error)
 
     def _advance_one_by_one(self) -> None:
-        """Advance each request by a round of its own, after an error in the round of all."""
+        """Advance each request by a round of its own, after the round of all of them has raised an error."""
         self._drop_drafted()
         for seat in list(self._scheduler.running):
             try:
@@ -305,11 +307,11 @@ class BatchLoop:
 
     @property
     def _has_room_to_make(self) -> bool:
-        """Whether memory can be freed: other requests could wait, or kept beginnings of texts could be dropped."""
+        """Whether memory can be freed: by requests that wait again, or by kept texts that are dropped."""
         return len(self._scheduler.running) > 1 or bool(self._scheduler.paused) or self._loop.prefixes.tokens > 0
 
     def _relieve(self, error: Exception) -> None:
-        """Free memory after a pass ran out of it: let half of the batch wait again, or fail if nothing can be freed."""
+        """Free memory after a pass ran out of it: half of the batch waits again. If nothing can be freed, all fail."""
         if self._has_room_to_make:
             self._drop_drafted()
             self._make_room(self._scheduler.halve())
@@ -317,16 +319,16 @@ class BatchLoop:
             for seat in list(self._scheduler.running):
                 self._fail(seat, error)
 
-    def _make_room(self, waiting: Sequence[Seat]) -> None:
-        """Drop kept beginnings of texts and the rows of requests that wait again, whose tokens are then read again."""
+    def _make_room(self, released_seats: Sequence[Seat]) -> None:
+        """Drop kept texts, and the rows of requests that wait again. Their tokens are read anew later."""
         self._loop.prefixes.clear()
-        for seat in waiting:
+        for seat in released_seats:
             self._loop.close(seat.request)
         self.metrics.preempted = self._scheduler.preempted
         if self._loop.target.device.type == "cuda":
             torch.cuda.empty_cache()
         going_on = len(self._scheduler.running)
-        logger.warning("memory ran out; %d requests wait again and %d go on", len(waiting), going_on)
+        logger.warning("memory ran out; %d requests wait again and %d go on", len(released_seats), going_on)
 
     def _drop_drafted(self) -> None:
         """Drop uncommitted rows that a failed pass may have left in the KV caches."""
@@ -335,13 +337,13 @@ class BatchLoop:
 
 
 def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_token_gap: float) -> list[PromptPart]:
-    """Choose the parts of prompts to read in the next pass, such that they do not delay other texts too much.
+    """Choose the parts of prompts to read in the next pass, so that other texts are not delayed too much.
 
     Args:
-        reading: requests whose prompts are not read yet, in the order of their turns.
-        writing: the number of requests that write; each has a row in the pass.
+        reading: requests whose prompts are being read, the next one first.
+        writing: the number of requests that write tokens; each has a row in the pass.
         prices: costs of passes, in seconds.
-        max_token_gap: seconds that the round may take, or `STRETCH` plain rounds if that is more.
+        max_token_gap: seconds that the round may take. It may take `STRETCH` plain rounds if that is longer.
     """
     room = LONGEST_PART
     prompt_parts = list[PromptPart]()
@@ -367,8 +369,8 @@ class Result(Reader):
     def __init__(self, errors: list[Exception]) -> None:
         self._errors = errors
 
-    def end(self, ended: Ended) -> None:
-        if isinstance(ended, Exception):
-            self._errors.append(ended)
+    def end(self, outcome: Ended) -> None:
+        if isinstance(outcome, Exception):
+            self._errors.append(outcome)
         else:
-            self.text = ended
+            self.text = outcome

@@ -1,4 +1,4 @@
-"""The seat of a request in an engine: its place in the queue, and how far it has come."""
+"""The seat of a request in an engine: its place in the queue, and its status."""
 
 from enum import StrEnum
 
@@ -6,21 +6,22 @@ from drafttree.engine.request import Request
 
 
 class Status(StrEnum):
-    """How far a request has come.
+    """The status of a request in an engine.
 
-    A request that gives up its rows is `QUEUED` again, and one that goes on after a pause is what it was before.
+    A request that gives up its rows is `QUEUED` again. A request that continues after a pause has the status that it
+    had before.
     """
 
     QUEUED = "queued"
-    """It waits for a place in the batch and for rows of the KV caches."""
+    """The request waits for a place in the batch and for rows of the KV caches."""
     HELD = "held"
-    """It has both and has not begun: another request is reading the beginning of its prompt."""
+    """It has a place and rows, and waits for another request that is reading the beginning of its prompt."""
     READING = "reading"
     """The target is reading its prompt."""
     WRITING = "writing"
     """Each round writes some of its tokens."""
     PAUSED = "paused"
-    """It has begun and keeps its rows, and waits for a place in the batch or until its text is read."""
+    """It keeps its rows, and waits for a place in the batch or for its reader."""
     ENDED = "ended"
     """Its text has ended, or an error has ended it."""
 
@@ -29,19 +30,20 @@ RUNNING = (Status.HELD, Status.READING, Status.WRITING)
 
 
 class Seat:
-    """The place of a request among those of an engine.
+    """A request's place in the queue of an engine, and its status.
 
     Args:
         request: the request.
-        order: its place in the order of arrival; the smallest came first.
-        turn: its place among waiting requests of groups with equally many running ones; the smallest is next.
+        order: number of the request in order of arrival.
+        turn: among waiting requests whose groups have equally many running requests, the smallest turn is next.
 
     Attributes:
         request: as given.
         order: as given.
-        turn: as given, or as last given by `wait_until`.
-        status: how far the request has come.
-        overtime: seconds that its constraints took beyond its share of the rounds, and that it has not waited for yet.
+        turn: as given, or as set by `wait_until`.
+        status: the status of the request.
+        overtime: seconds that its constraints took beyond its share of the rounds. The rounds that it then sits out
+            reduce them.
     """
 
     def __init__(self, request: Request, order: int, turn: int) -> None:
@@ -71,20 +73,20 @@ class Seat:
         return self.status in RUNNING or self.status is Status.PAUSED
 
     def wait_until(self, turn: int) -> None:
-        """Wait behind the requests whose turn comes before this one."""
+        """Wait behind the requests with a smaller turn than this."""
         self.turn = turn
 
     def admit(self) -> None:
-        """Take a place in the batch: anew, or as before the pause."""
+        """Take a place in the batch, for the first time or after a pause."""
         self.status = self._before_pause if self.status is Status.PAUSED else Status.HELD
 
     def begin(self) -> None:
-        """Begin to read the prompt, or to write if nothing of it is left to read."""
+        """Begin to read the prompt, or to write if all of its rows were copied."""
         self.status = Status.READING
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Go on from reading to writing if the whole prompt is read."""
+        """Change from reading to writing if the whole prompt is read."""
         if self.status is Status.READING and not self.request.unread:
             self.status = Status.WRITING
 
@@ -94,14 +96,14 @@ class Seat:
         self.status = Status.PAUSED
 
     def give_up_rows(self) -> None:
-        """Wait again as a request that has not begun."""
+        """Return to the queue as a request that has not begun."""
         self.status = Status.QUEUED
 
     def end(self) -> None:
         """Leave the engine."""
         self.status = Status.ENDED
 
-    def charge(self, seconds: float) -> None:
-        """Charge the time of the constraints since the last call, less this share of a round."""
-        excess_seconds = self.request.text.constraints.take_seconds() - seconds
+    def charge(self, equal_share: float) -> None:
+        """Add the seconds that constraints took in a round to the overtime, less this equal share of the round."""
+        excess_seconds = self.request.text.constraints.take_seconds() - equal_share
         self.overtime = max(self.overtime + excess_seconds, 0.0)

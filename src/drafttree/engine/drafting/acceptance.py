@@ -1,21 +1,20 @@
-"""How likely a drafted token is to be accepted, counted by its level, its rank and the drafter's log-probability of it.
+"""Estimates how likely a drafted token is accepted, by its level, its rank and the drafter's log-probability.
 
-A drafter's probabilities are not acceptance probabilities: at temperature 0, its best token of probability 0.3 is often
-the target's best too, and those of a guided draft (coupling) are not probabilities at all. So nodes are sorted into
-cells, and of those whose parent was accepted it is counted how many were accepted too. A cell with few counts takes the
-rate of its rank and log-probability over all levels. If these are few too, a curve that was fitted beforehand counts
-(docs/log.md, 2026-11-22).
+A drafter's probabilities are not acceptance probabilities. At temperature 0, the drafter's best token with probability
+0.3 is often the target's best token too. Scores of a guided draft (coupling) are not probabilities at all. So nodes are
+sorted into cells by level, rank and log-probability. Each cell counts the nodes whose parent was accepted, and how many
+of these were accepted too. The rate of a cell with few counts tends to that of the same rank and log-probability on all
+levels. That rate tends to a curve which was fitted beforehand (docs/log.md, 2026-11-22).
 """
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from drafttree.core.tree import DraftTree
 
 LEVELS = 4
-"""Levels that are told apart; the last includes all deeper ones."""
+"""Number of levels with counts of their own; the last includes all deeper levels."""
 RANKS = 0, 1, 2, 3, 3, 3, 4
 """The class of each rank among siblings; the last includes all further ranks."""
 CLASSES = RANKS[-1] + 1
@@ -27,19 +26,21 @@ PRIOR = [
 ]
 """Prior acceptance rates by class and bin, fitted to the embedded drafters at temperatures 0 and 1."""
 PLACE_PRIOR = [0.5 * 0.3**place for place in range(CLASSES)]
-"""Prior number of accepted children of an accepted node, by class of their place."""
+"""Prior number of accepted children of an accepted node, by class of the children's rank."""
 PRIOR_WEIGHT, POOLED_WEIGHT = 8.0, 48.0
-"""Weights as counts: of a prior, and of all levels together in the rate of one level."""
-MOST = 128.0
-"""The most counts of a cell: at that number they are halved, so that rates follow a text that changes."""
-CARRIED = 32.0
-"""The most counts of a cell that a later text takes over, since it may be of another kind."""
+"""Weights in counts: of the prior in the rate over all levels, and of that rate in the rate of one level."""
+MAX_COUNTS = 128.0
+"""At this many counts, the counts of a cell are halved, so that rates follow a text that changes."""
+CARRIED_COUNTS = 32.0
+"""A later text takes over at most this many counts of a cell, since it may be of another kind."""
 IMPOSSIBLE = -1e30
-"""Tokens of a lower log-probability count as impossible."""
+"""Tokens with a lower log-probability count as impossible."""
+Cell = tuple[int, int, int]
+"""A cell of nodes: level, class of the rank, and bin of the log-probability."""
 
 
-class Grown(Protocol):
-    """The part of a tree, finished or not, that `chances` reads: nodes level by level, siblings in order of rank."""
+class GrownNodes(Protocol):
+    """The nodes of a tree, finished or growing: level by level, siblings in order of rank."""
 
     @property
     def parents(self) -> Sequence[int]: ...
@@ -48,111 +49,147 @@ class Grown(Protocol):
 
 
 class Acceptance:
-    """Counts how often nodes were accepted whose parent was accepted, for one kind of drafts."""
+    """Counts, for one kind of drafts, how many of the nodes with an accepted parent were accepted."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int, int], list[float]] = {}  # accepted and judged, by level, class and bin
-        self._sums = [[[0.0, 0.0] for _ in range(CLASSES)] for _ in range(LEVELS)]  # the same without bins
-        self._logs: dict[tuple[int, int, int], float] = {}  # logarithms of the rates that were asked for
+        self._cells: dict[Cell, list[float]] = {}  # per cell, the counts of accepted and of judged nodes
+        self._sums = [[[0.0, 0.0] for _ in range(CLASSES)] for _ in range(LEVELS)]  # the same, over all bins
+        self._log_rates: dict[Cell, float] = {}  # cache of logarithms of rates
 
-    def copy(self, most: float = CARRIED) -> "Acceptance":
-        """A copy with the same rates, but at most `most` counts per cell."""
+    def copy(self, max_counts: float = CARRIED_COUNTS) -> "Acceptance":
+        """A copy with the same rates, but at most `max_counts` counts per cell."""
         acceptance = Acceptance()
         for cell, (hits, trials) in self._cells.items():
-            share = most / max(trials, most)
+            share = max_counts / max(trials, max_counts)
             acceptance._count(cell, share * hits, share * trials)
         return acceptance
 
     @property
     def judged(self) -> float:
-        """The number of nodes that count at present."""
+        """Number of judged nodes in the counts."""
         return sum(trials for _, trials in self._cells.values())
 
     def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Count the nodes that a round has judged, which are those whose parent was accepted.
+        """Count the nodes that a round has judged: those with an accepted parent.
 
         Args:
             tree: the tree that was verified.
             path: accepted nodes, the root first.
         """
-        paths = tree.path_logprobs
-        accepted = {*path}
+        path_logprobs = tree.path_logprobs
+        accepted_nodes = {*path}
         for depth, parent in enumerate(path):
             for rank, node in enumerate(tree.children[parent]):
-                cell = min(depth, LEVELS - 1), _class(rank), _bin(paths[node] - paths[parent])
-                self._count(cell, node in accepted, 1.0)
+                cell = _cell(depth, rank, path_logprobs[node] - path_logprobs[parent])
+                self._count(cell, node in accepted_nodes, 1.0)
                 hits, trials = self._cells[cell]
-                if trials >= MOST:
+                if trials >= MAX_COUNTS:
                     self._count(cell, -hits / 2, -trials / 2)
-                for level in range(LEVELS):
-                    self._logs.pop((level, *cell[1:]), None)
+                for pooled_cell in _all_levels(cell):
+                    self._log_rates.pop(pooled_cell, None)
 
-    def chances(self, tree: Grown, known: list[float] | None = None) -> list[float]:
-        """Log-probabilities that nodes are accepted: 0 for the root, and never above a parent's or earlier sibling's.
+    def chances(self, tree: GrownNodes, known_chances: list[float] | None = None) -> list[float]:
+        """Log-probabilities that nodes are accepted.
+
+        The root's is 0. No node's is above its parent's or an earlier sibling's.
 
         Args:
-            tree: the tree, finished or not.
-            known: the result for the first nodes, which is extended and returned; None if there is none.
+            tree: the tree.
+            known_chances: an earlier result for the first nodes, which is extended in place; None to begin.
         """
-        known = [0.0] if known is None else known
+        chances = [0.0] if known_chances is None else known_chances
         parents = tree.parents
-        paths = tree.path_logprobs
+        path_logprobs = tree.path_logprobs
         depths = _depths(parents)
         parent = -1
         rank = 0
-        min_rate = 0.0
-        for node in range(len(known), len(parents)):
+        sibling_rate = 0.0  # the lowest log-rate among the earlier siblings
+        for node in range(len(chances), len(parents)):
             if parents[node] != parent:
                 parent = parents[node]
                 rank = 0
-                min_rate = 0.0
-            logprob = paths[node] - paths[parent]
+                sibling_rate = 0.0
+            logprob = path_logprobs[node] - path_logprobs[parent]
             if logprob > IMPOSSIBLE:
-                cell = min(depths[node], LEVELS) - 1, _class(rank), _bin(logprob)
-                if (rate := self._logs.get(cell)) is None:
-                    rate = self._logs[cell] = math.log(self._rate(cell))
-                min_rate = min(min_rate, rate)
-                known.append(known[parent] + min_rate)
+                rate = self._log_rate(_cell(depths[parent], rank, logprob))
+                sibling_rate = min(sibling_rate, rate)
+                chances.append(chances[parent] + sibling_rate)
             else:
-                known.append(-math.inf)
+                chances.append(-math.inf)
             rank += 1
-        return known
+        return chances
 
     def children(self, depth: int) -> list[float]:
-        """Expected accepted children of an accepted node at this depth if it is expanded, by class of rank."""
+        """By class of rank, the expected number of accepted children if an accepted node at this depth is expanded."""
         level = min(depth, LEVELS - 1)
         return [self._shared_rate(level, rank_class, of=0) for rank_class in range(CLASSES)]
 
-    def places(self, depth: int, count: int) -> list[float]:
+    def drawn_rates(self, depth: int, count: int) -> list[float]:
         """Rates at which the first, second ... drawn child at this depth is accepted if its parent is; never rising."""
         level = min(depth, LEVELS) - 1
-        rates = [
-            *accumulate((self._shared_rate(level, rank_class, of=rank_class) for rank_class in range(CLASSES)), min)
-        ]
-        return [rates[_class(draw_index)] for draw_index in range(count)]
+        class_rates = list[float]()
+        least_rate = math.inf
+        for rank_class in range(CLASSES):
+            least_rate = min(least_rate, self._shared_rate(level, rank_class, of=rank_class))
+            class_rates.append(least_rate)
+        return [class_rates[_class(rank)] for rank in range(count)]
 
-    def _count(self, cell: tuple[int, int, int], hits: float, trials: float) -> None:
-        for counts in (self._cells.setdefault(cell, [0.0, 0.0]), self._sums[cell[0]][cell[1]]):
+    def _count(self, cell: Cell, hits: float, trials: float) -> None:
+        level, rank_class, _ = cell
+        for counts in (self._cells.setdefault(cell, [0.0, 0.0]), self._sums[level][rank_class]):
             counts[0] += hits
             counts[1] += trials
 
-    def _rate(self, cell: tuple[int, int, int]) -> float:
-        level_counts = [self._cells.get((level, *cell[1:]), (0.0, 0.0)) for level in range(LEVELS)]
-        hits = sum(counts[0] for counts in level_counts)
-        trials = sum(counts[1] for counts in level_counts)
-        pooled_rate = _shrunk(hits, trials, PRIOR[cell[1]][cell[2]], PRIOR_WEIGHT)
-        return _shrunk(level_counts[cell[0]][0], level_counts[cell[0]][1], pooled_rate, POOLED_WEIGHT)
+    def _log_rate(self, cell: Cell) -> float:
+        if cell not in self._log_rates:
+            self._log_rates[cell] = math.log(self._rate(cell))
+        return self._log_rates[cell]
 
-    def _shared_rate(self, level: int, kind: int, *, of: int) -> float:
-        """Accepted nodes of class `kind` per judged node of class `of`, whatever their log-probabilities."""
-        hits = sum(row[kind][0] for row in self._sums)
-        trials = sum(row[of][1] for row in self._sums)
-        pooled_rate = _shrunk(hits, trials, PLACE_PRIOR[kind], PRIOR_WEIGHT)
-        return _shrunk(self._sums[level][kind][0], self._sums[level][of][1], pooled_rate, POOLED_WEIGHT)
+    def _rate(self, cell: Cell) -> float:
+        """Accepted nodes of a cell per judged node."""
+        _, rank_class, logprob_bin = cell
+        pooled_hits = 0.0
+        pooled_trials = 0.0
+        for pooled_cell in _all_levels(cell):
+            hits, trials = self._cells.get(pooled_cell, (0.0, 0.0))
+            pooled_hits += hits
+            pooled_trials += trials
+        pooled_rate = _shrunk(pooled_hits, pooled_trials, PRIOR[rank_class][logprob_bin], PRIOR_WEIGHT)
+        hits, trials = self._cells.get(cell, (0.0, 0.0))
+        return _shrunk(hits, trials, pooled_rate, POOLED_WEIGHT)
+
+    def _shared_rate(self, level: int, rank_class: int, *, of: int) -> float:
+        """Accepted nodes of rank class `rank_class` per judged node of rank class `of`, over all bins."""
+        pooled_hits = 0.0
+        pooled_trials = 0.0
+        for counts_by_class in self._sums:
+            pooled_hits += counts_by_class[rank_class][0]
+            pooled_trials += counts_by_class[of][1]
+        pooled_rate = _shrunk(pooled_hits, pooled_trials, PLACE_PRIOR[rank_class], PRIOR_WEIGHT)
+        hits, _ = self._sums[level][rank_class]
+        _, trials = self._sums[level][of]
+        return _shrunk(hits, trials, pooled_rate, POOLED_WEIGHT)
+
+
+def _cell(parent_depth: int, rank: int, logprob: float) -> Cell:
+    """The cell of a node.
+
+    Args:
+        parent_depth: depth of its parent; the root has depth 0.
+        rank: its rank among its siblings, from 0.
+        logprob: the drafter's log-probability of its token.
+    """
+    return min(parent_depth, LEVELS - 1), _class(rank), _bin(logprob)
+
+
+def _all_levels(cell: Cell) -> list[Cell]:
+    """The cells of the same class and bin on every level."""
+    _, rank_class, logprob_bin = cell
+    return [(level, rank_class, logprob_bin) for level in range(LEVELS)]
 
 
 def _shrunk(hits: float, trials: float, expected: float, weight: float) -> float:
-    """The rate `hits / trials`, with `weight` further trials at the expected rate."""
+    """The rate `hits / trials` after `weight` further trials at the expected rate."""
     return (hits + weight * expected) / (trials + weight)
 
 

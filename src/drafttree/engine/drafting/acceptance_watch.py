@@ -1,4 +1,4 @@
-"""Notices drafts that are accepted far less often than before, or than a head itself claims."""
+"""Notices if drafts are accepted far less often than before, or than a head itself claims."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 FAR_LESS = 2
 """A share is far smaller than another if it is smaller by at least this factor."""
 EVIDENCE = 20.0
-"""Log-likelihood ratio above which a smaller share is not taken for chance."""
+"""Log-likelihood ratio above which a smaller share is not attributed to chance."""
 FEWEST = 32
 """The fewest rounds on each side of a comparison."""
 CONTEXT = 8
@@ -18,16 +18,16 @@ CONTEXT = 8
 BEST = 3
 """The target's token should be among this many of a head's likeliest first tokens."""
 HIGHEST_CLAIM = 0.9
-"""Higher claims of a head for these tokens count as this much, so that a single round proves little."""
+"""Higher claims for these tokens are lowered to this, so that a single round proves little."""
 CLAIM_EVIDENCE = 10.0
-"""Log-likelihood ratio that ends the test of a head either way. One whose claims hold fails once in exp(10) tests."""
+"""Log-likelihood ratio that ends the test of a head, for or against it. A correct head fails once in exp(10) tests."""
 MOST = 256
 """The most rounds in which a head is tested."""
 
 
 @dataclass
 class Share:
-    """The number of rounds in which a drafted token was accepted, and of all rounds."""
+    """Counts of rounds: those in which a drafted token was accepted, and all."""
 
     accepted: int = 0
     rounds: int = 0
@@ -44,8 +44,8 @@ class Share:
 class _Watch:
     """Tests by the log-likelihood ratio whether a share is far smaller than it should be.
 
-    Nothing but counts decides, so the result is the same in every run. A round after the same tokens as an earlier one
-    does not count: in a text that repeats itself, the same draft is right or wrong again and again.
+    Only counts decide, so the result is the same in every run. A round after the same `CONTEXT` tokens as an earlier
+    round does not count: in a repetitive text, the same draft is right or wrong again and again.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Watch:
         return not is_known
 
     def _weigh(self, success: bool, share: float) -> None:
-        """Count the outcome of a round that should succeed with probability `share`."""
+        """Count the outcome of a round whose expected probability of success is `share`."""
         reduced_share = share / (2 * FAR_LESS)
         self._evidence += log(reduced_share / share) if success else log((1 - reduced_share) / (1 - share))
 
@@ -105,13 +105,13 @@ class AcceptanceWatch(_Watch):
 class HeadWatch(_Watch):
     """Compares a head's probabilities of its likeliest tokens with how often the target's token is one of them.
 
-    The probabilities of a weak head show that it is weak; those of a head that is read incorrectly do not, whatever its
-    kind. So a head is tested by its own probabilities, in the first rounds of a target and a drafter. A token drawn at
-    temperature 1 should be among the likeliest as often as they say, and at lower temperatures more often.
+    The probabilities of a weak head show that it is weak. Those of a head that is read incorrectly do not. So a head is
+    tested by its own probabilities, in the first rounds of a target with a drafter. At temperature 1, the target's
+    token should be among the likeliest as often as these probabilities say; at lower temperatures, more often.
 
     Attributes:
-        found: the number of rounds in which the target's token was among the likeliest, and of all counted rounds.
-        claimed: the number of rounds in which it should have been, by the head's probabilities.
+        found: counts of rounds: those in which the target's token was among the likeliest, and all.
+        claimed: number of rounds in which it should have been among them, by the head's probabilities.
         is_open: whether rounds are still counted.
         is_misread: whether they have shown that the head is read incorrectly.
     """
@@ -124,7 +124,7 @@ class HeadWatch(_Watch):
         self.is_misread = False
 
     def observe(self, tokens: Sequence[int], logprobs: Tensor, token: int) -> None:
-        """Count a round, unless the head cannot draft the target's token, which tells nothing about how it is read.
+        """Count a round. A round in which the head cannot draft the target's token does not count.
 
         Args:
             tokens: the text before the round, prompt included.

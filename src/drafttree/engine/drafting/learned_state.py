@@ -1,8 +1,8 @@
-"""What is known about a target and a drafter together: their costs, and what earlier texts have taught.
+"""What is known about a target with a drafter: their costs, and what earlier texts have taught.
 
-A text that is written alone and whose draws depend on its drafts must not learn from earlier texts: otherwise prompt,
-seed and costs would not repeat it. Worse, a later text of the same seed has the same random numbers, so the shapes of
-its trees would depend on draws that it has yet to make, and its distribution would be biased.
+If a text is written alone and its draws depend on its drafts, it must not learn from earlier texts. Otherwise prompt,
+seed and costs would not repeat it. Worse, a later text with the same seed has the same random numbers. So the shapes of
+its trees would depend on draws that it has not made yet, which would bias its distribution.
 """
 
 import itertools
@@ -27,14 +27,14 @@ class LearnedState:
     """What the decoders of one target and one drafter share.
 
     Args:
-        costs: a fixed cost curve for all texts. None measures one for greedy and one for sampled texts, each when it is
-            needed, and corrects it between texts when it is found to be wrong.
+        costs: a fixed cost curve for all texts. None measures one for greedy and one for sampled texts when needed, and
+            corrects it between texts if it proves wrong.
         tests_heads: whether texts test that a head is read correctly.
 
     Attributes:
-        given: `costs`, as given.
+        given: the argument `costs`.
         tests_heads: as given.
-        measured: the costs measured so far: those of greedy texts by True, those of sampled ones by False.
+        measured: the costs measured so far; the key is True for greedy texts and False for sampled ones.
         head_watch: tests whether a head that drafts is read correctly.
     """
 
@@ -49,7 +49,7 @@ class LearnedState:
         self._texts = itertools.count()
 
     def with_costs(self, costs: CostCurve) -> "LearnedState":
-        """A new state with given costs, which keeps the test of heads and the counter of `unshared_seed`."""
+        """A new state with these costs; it shares the test of heads and the counter of `unshared_seed`."""
         state = LearnedState(costs)
         state.head_watch = self.head_watch
         state._texts = self._texts
@@ -64,11 +64,11 @@ class LearnedState:
         return self.measured[greedy].curve
 
     def costs_of(self, verifier: Verifier, mended: CostCurve) -> CostCurve:
-        """The costs for a new text: those first measured if earlier texts must not influence it, else `mended`.
+        """The costs for a new text: `mended`, or those first measured if earlier texts must not influence the text.
 
         Args:
             verifier: the text's verifier.
-            mended: the costs as earlier texts have corrected them.
+            mended: the costs after corrections by earlier texts.
         """
         measured_costs = self.measured.get(verifier.sampling.greedy)
         return mended if measured_costs is None or is_text_of_seed(type(verifier)) else measured_costs.first
@@ -110,11 +110,11 @@ class LearnedState:
                         measured_costs.watch(request.metrics.rounds)
 
     def unshared_seed(self, seed: int) -> int:
-        """A seed for one text of a batch, whose random numbers no other text uses, even one of the same seed.
+        """A new seed for one text of a batch, so that no other text uses its random numbers, even with the same seed.
 
-        In a batch the shape of a drawn tree depends on what other texts have accepted. If these used the same random
-        numbers, the shape would depend on draws that the text has yet to make, and its distribution would be biased.
-        The counter is here since this object is shared as widely as what batches learn. Any thread may call this.
+        In a batch, the shape of a drawn tree depends on what other texts have accepted. If those used the same random
+        numbers, the shape would depend on draws that the text has not made yet, which would bias its distribution. The
+        counter is here since this object is shared as widely as what batches learn. Any thread may call this.
         """
         return derived_seed(seed, f"text {next(self._texts)}")
 

@@ -27,31 +27,31 @@ from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[TextRound]]
 SIZES = (1, 8, 64, 4, 16, 2, 32)
-"""Nodes of the passes to measure, in the order in which that is done while there is time."""
+"""Numbers of nodes of the passes to measure, in this order while there is time."""
 CONTEXT = 16
-"""Tokens before the rounds; few, since large models read them slowly. Passes alone follow one token."""
+"""Tokens of the prompt of trials; few, since large models read slowly. Passes that are timed alone follow one token."""
 TOKENS = 64
-"""The most tokens of the rounds' text."""
+"""The most tokens that a trial generates."""
 READ = 512
-"""The most tokens to read before passes are timed after a long context."""
+"""To time passes after a long context, at most this many of its tokens are read."""
 WIDE = 8
-"""Nodes of the widest frontiers whose draft passes are measured; the others have one node."""
+"""Draft passes are measured over frontiers of one node and of this many nodes."""
 LONGEST_WAIT = 2.0
 """Seconds that a text may wait for costs."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
-"""Seconds for all passes, seconds for the rounds of each trial, and the most repeats of each."""
+"""Seconds for all passes, seconds for each trial, and the most repeats of a pass or a round."""
 FEWEST_ROUNDS = 3
-"""The fewest rounds of each trial; the first of them does not count."""
+"""The fewest rounds of a trial; the first does not count."""
 QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
 """Repeats and seconds of the passes that check whether the costs of an earlier process still hold."""
 WRONG_BY = 0.15
-"""Relative error of costs from which their file is corrected, or they are measured anew."""
+"""Relative error from which costs are corrected in their file, or measured anew."""
 FEWEST = 16
-"""Rounds of texts to see before they change the costs."""
+"""Rounds of texts before these change the costs."""
 TRIAL_TEMPERATURE = 0.3
 """Temperature of sampled trials: low enough that lookup finds drafts, high enough that trees grow wide."""
 UNKNOWN_SHARE = 0.25
-"""Cost of a draft pass in target passes, if the bytes of the target are not known."""
+"""Cost of a draft pass relative to a target pass, if the target's bytes are not known."""
 
 
 class Trial(NamedTuple):
@@ -80,14 +80,14 @@ TRIAL_COSTS = CostCurve(
     overhead=0.0,
     plain_overhead=0.0,
 )
-"""Costs by which `auto` drafts as deep and as wide as it may, for the trials, which use it."""
+"""Costs with which `auto` drafts as deep and as wide as it may. The trials use them."""
 logger = logging.getLogger("drafttree")
 
 
 class MeasuredCosts:
-    """The costs of either greedy or sampled rounds of texts that are written alone.
+    """The costs of greedy or of sampled rounds of texts that are written alone.
 
-    They are read from disk, or measured if there are none that still hold.
+    They are read from disk, or measured if the file is missing or no longer right.
 
     Args:
         target: as for `measure_costs`.
@@ -112,8 +112,8 @@ class MeasuredCosts:
         self._told = False
 
     def watch(self, rounds: Sequence[TextRound]) -> None:
-        """Correct the curve by the rounds of a text that has ended, and the file too if it is wrong by `WRONG_BY`."""
-        watched_rounds = rounds[1:]  # the first one also reads what the prompt has left
+        """Correct the curve by the rounds of an ended text; if the file is wrong by `WRONG_BY`, correct it too."""
+        watched_rounds = rounds[1:]  # the first round also reads the rest of the prompt
         self._prices.observe_text(watched_rounds)
         self._seen += len(watched_rounds)
         if self._seen < FEWEST:
@@ -126,14 +126,15 @@ class MeasuredCosts:
             self._told = True
 
 
-def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[TextRound]) -> bool:
-    """Whether the cost of any of these rounds, relative to a plain round, differs between two curves by `WRONG_BY`.
+def _differ(old_curve: CostCurve, new_curve: CostCurve, rounds: Sequence[TextRound]) -> bool:
+    """Whether two curves differ by `WRONG_BY` in the cost of any of these rounds, relative to a plain round.
 
-    Only ratios of costs decide anything, so a curve is not wrong because the whole machine has become slower or faster.
+    Only ratios of costs matter, so a curve stays right if the whole machine becomes slower or faster.
     """
     shapes = {(text_round.nodes, text_round.widths, text_round.source) for text_round in rounds}
     return any(
-        abs(found.round(*shape) / found.plain_round / (curve.round(*shape) / curve.plain_round) - 1) > WRONG_BY
+        abs(new_curve.round(*shape) / new_curve.plain_round / (old_curve.round(*shape) / old_curve.plain_round) - 1)
+        > WRONG_BY
         for shape in shapes
     )
 
@@ -141,8 +142,8 @@ def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[TextRound]) -> 
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     """Measure the costs of a target and a drafter, by passes and rounds after a short text.
 
-    It takes at most `LONGEST_WAIT` seconds, unless a single pass takes longer. Rounds that there is no time for are
-    left out, and `estimate_costs` replaces them.
+    This takes at most `LONGEST_WAIT` seconds, unless a single pass takes longer. If there is no time for a trial, its
+    costs come from `estimate_costs`.
 
     Args:
         target: the target whose passes are timed.
@@ -167,7 +168,7 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
 
 
 def _trial_text(target: Model, drafter: Drafter) -> tuple[list[int], int]:
-    """A prompt that repeats itself, and the most tokens to generate after it, within the contexts of both models."""
+    """A repetitive prompt, and the most tokens to generate after it, within the contexts of both models."""
     contexts = [context_limit for context_limit in (target.context, drafter.context) if context_limit is not None]
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
     context = max(min(CONTEXT, room // 4), 1)
@@ -177,7 +178,7 @@ def _trial_text(target: Model, drafter: Drafter) -> tuple[list[int], int]:
 
 
 def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
-    """Estimate costs before any draft pass was timed: passes take as long as it takes to read the model's weights.
+    """Estimate costs before any draft pass was timed: a pass takes as long as reading the model's weights.
 
     Args:
         target: the target.
@@ -192,24 +193,24 @@ def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
     return CostCurve(passes, tuple(map(draft_costs, sources_of(drafter))), overhead=0.0, plain_overhead=0.0)
 
 
-def is_current(kept: KeptCosts, target: Model) -> bool:
-    """Check by a few target passes whether wide ones still cost as much, relative to those of one node.
+def is_current(kept_costs: KeptCosts, target: Model) -> bool:
+    """Check by a few target passes whether wide passes still cost as much relative to those of one node.
 
-    If the context is too short for these passes, or they would take longer than a text may wait, the costs are taken as
-    current.
+    Costs count as current if the context is too short for these passes, or if they would take longer than a text may
+    wait.
     """
     if target.context is not None and target.context < 1 + WIDE:
         return True
-    if sum(map(kept.costs.target.at, (1, 1, WIDE))) > LONGEST_WAIT:
+    if sum(map(kept_costs.costs.target.at, (1, 1, WIDE))) > LONGEST_WAIT:
         return True
     seconds = time_passes(target, (1, WIDE), 1, QUICK_REPEATS, QUICK_SECONDS, min)
-    return abs(seconds[WIDE] / seconds[1] / kept.alone - 1) <= WRONG_BY
+    return abs(seconds[WIDE] / seconds[1] / kept_costs.alone - 1) <= WRONG_BY
 
 
 def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of target passes by their nodes; if the target is too slow, guessed from a single pass.
+    """Seconds of target passes by number of nodes; if the target is too slow, guessed from a single pass.
 
-    The passes follow one token: more would have to be read first, and would change next to nothing.
+    The passes follow one token. More tokens would have to be read first, and would hardly change the times.
     """
     one_pass = _time_first_pass(target)
     default_costs = UNKNOWN.target
@@ -218,30 +219,30 @@ def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, floa
     return time_passes(target, sizes, 1, REPEATS, PASS_SECONDS, min)
 
 
-def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[TextRound]]) -> Costs:
-    """The costs of target passes in rounds, where a pass that follows draft passes is slower than one alone.
+def _costs_in_rounds(costs_alone: Costs, samples: Sequence[Sequence[TextRound]]) -> Costs:
+    """The costs of target passes in rounds. After draft passes, a target pass is slower than alone.
 
     Args:
-        alone: the costs of passes alone.
-        kinds: per trial, its rounds. Of them, those nearest in size tell by how much a pass is slower.
+        costs_alone: the costs of passes that were timed alone.
+        samples: the rounds of each trial. For each size, the trial nearest in size tells how much slower a pass is.
     """
-    if not kinds:
-        return alone
+    if not samples:
+        return costs_alone
     slowdowns = dict[float, float]()
-    for sample in kinds:
+    for sample in samples:
         nodes = median(text_round.nodes for text_round in sample)
-        slowdowns[nodes] = median(text_round.target_seconds / alone.at(text_round.nodes) for text_round in sample)
+        slowdowns[nodes] = median(text_round.target_seconds / costs_alone.at(text_round.nodes) for text_round in sample)
     costs = dict[int, float]()
-    for size, cost in zip(alone.sizes, alone.costs, strict=True):
+    for size, cost in zip(costs_alone.sizes, costs_alone.costs, strict=True):
         nearest = min(slowdowns, key=lambda nodes: abs(nodes - size))
         costs[size] = cost * slowdowns[nearest]
     return Costs.of(costs)
 
 
 def _draft_costs(rounds: Mapping[Trial, list[TextRound]], estimate: DraftCosts) -> DraftCosts:
-    """The costs of draft passes, growth included, by rounds of one level, of several, and of several wide ones.
+    """The costs of draft passes and tree growth, from rounds of one level, of several levels, and of wide levels.
 
-    If one of these trials was left out, the rounds of the others tell by which factor the estimate is wrong.
+    If one of these trials was left out, the other trials tell by which factor the estimate is wrong.
     """
     if not all(rounds.values()):
         factors = [
@@ -258,22 +259,24 @@ def _draft_costs(rounds: Mapping[Trial, list[TextRound]], estimate: DraftCosts) 
         return DraftCosts(factor * estimate.first, Costs.of(level_seconds))
     seconds = [text_round.drafting_seconds for text_round in rounds[CHAIN_OF_1] if text_round.widths]
     first_seconds = median(seconds) if seconds else 0.0
-    level_seconds = _each(rounds[CHAIN_OF_3], first_seconds, lambda width: 1)
-    node = _each(rounds[WIDE_LEVELS], first_seconds, lambda width: width - 1, level_seconds)
+    level_seconds = _seconds_per_item(rounds[CHAIN_OF_3], first_seconds, lambda width: 1)
+    node = _seconds_per_item(rounds[WIDE_LEVELS], first_seconds, lambda width: width - 1, level_seconds)
     return DraftCosts(first_seconds, Costs.of({1: level_seconds, WIDE: level_seconds + (WIDE - 1) * node}))
 
 
-def _each(rounds: list[TextRound], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
-    """Median extra seconds per counted item in draft levels after the first; 0 if there was no item.
+def _seconds_per_item(
+    rounds: list[TextRound], first_seconds: float, count: Callable[[int], int], level_seconds: float = 0.0
+) -> float:
+    """Median seconds per item in draft levels after the first; 0 if there was no item.
 
     Args:
         rounds: timed rounds.
-        first: seconds of the first level.
-        count: the number of items in a level, by its width.
-        level: seconds of a level without items.
+        first_seconds: seconds of the first level.
+        count: the number of items in a level of a width.
+        level_seconds: seconds of a level besides its items.
     """
     increments = [
-        (text_round.drafting_seconds - first - level * len(text_round.widths[1:])) / divisor
+        (text_round.drafting_seconds - first_seconds - level_seconds * len(text_round.widths[1:])) / divisor
         for text_round in rounds
         if (divisor := sum(map(count, text_round.widths[1:])))
     ]
@@ -281,11 +284,11 @@ def _each(rounds: list[TextRound], first: float, count: Callable[[int], int], le
 
 
 class _TrialRounds(NamedTuple):
-    """The rounds of all trials; none of a trial that there was no time for.
+    """The rounds of all trials. A trial that was left out has an empty list.
 
     Attributes:
         plain: rounds without a drafter.
-        by_source: per model of the drafter, by trial, the rounds that it drafted alone.
+        by_source: for each model of the drafter, by trial, the rounds in which it drafted alone.
         whole: by trial, the rounds of the whole drafter.
     """
 
@@ -312,7 +315,7 @@ def _curve_of(rounds: _TrialRounds, pass_costs: Costs, estimate: CostCurve) -> C
         else plain_overhead
     )
     return CostCurve(
-        target=_behind_drafts(pass_costs, [*filter(None, (rounds.plain, chain_rounds, wide_rounds))]),
+        target=_costs_in_rounds(pass_costs, [*filter(None, (rounds.plain, chain_rounds, wide_rounds))]),
         draft=tuple(starmap(_draft_costs, zip(rounds.by_source, estimate.draft, strict=True))),
         overhead=overhead,
         plain_overhead=plain_overhead,
@@ -323,15 +326,15 @@ class _Trials:
     """Runs trials on a short text, as far as there is time.
 
     Args:
-        rounds: decodes the text; see `measure_costs`.
-        prompt: the beginning of the text.
+        rounds: generates the text; see `measure_costs`.
+        prompt: the prompt of the text.
         length: the most tokens to generate.
         estimate: the costs that rounds are expected to have.
         deadline: when all trials have to be over, by `time.perf_counter`.
 
     Attributes:
-        runs_left: runs still to come, which share the time that is left.
-        left_out: the number of runs that there was no time for.
+        runs_left: number of further runs, which share the time that is left.
+        left_out: number of runs for which there was no time.
     """
 
     def __init__(self, rounds: Rounds, prompt: list[int], length: int, estimate: CostCurve, deadline: float) -> None:
@@ -355,18 +358,18 @@ class _Trials:
             if trial is PLAIN:
                 plain_rounds = self.run(None, trial, 0)
                 continue
-            for source in reversed(range(len(sources))):  # passes of a model take long, those of lookup next to nothing
+            for source in reversed(range(len(sources))):  # slow models first; lookup takes no time
                 by_source[source][trial] = self.run(sources[source], trial, source)
             drafter_rounds[trial] = self.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
         return _TrialRounds(plain_rounds, by_source, drafter_rounds)
 
     def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[TextRound]:
-        """Run a trial, and return its rounds without the first, in which the drafter reads the rest of the prompt.
+        """Run a trial, and return its rounds except the first, in which the drafter reads the rest of the prompt.
 
         Args:
             drafter: the drafter, None for plain decoding.
             trial: the trial to run.
-            source: the index of the model by whose estimated costs the time is planned.
+            source: the index of the model whose estimated costs decide whether there is time.
 
         Returns:
             The rounds; none if there is no time for `FEWEST_ROUNDS`.
@@ -406,17 +409,17 @@ def time_passes(
     seconds: float | None = None,
     typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[int, float]:
-    """Time target passes over chains of several sizes in text_round, after one of each to warm up.
+    """Time target passes over chains of several sizes, by turns, after one of each to warm up.
 
     Args:
         model: the target.
         sizes: numbers of nodes of the passes.
-        context: tokens before them. At most `READ` are read, and the KV rows of the others are copies of theirs: the
-            time of a pass depends on the number of rows, not on what they hold.
+        context: tokens before the chains. At most `READ` are read; further KV rows are copies of theirs, since the time
+            of a pass depends on the number of rows only.
         repeats: repeats of each size after the warm-up.
-        seconds: once both of the first two sizes were timed, leave out passes that are expected to end later than this;
-            None for no limit. If a size was run only once, that run counts.
-        typical: chooses from the seconds of one size; the minimum is least affected by other work on the machine.
+        seconds: time limit. After the first two sizes, passes that would exceed it are left out. None for no limit. If
+            a size was run only once, that run counts.
+        typical: reduces the times of one size to one; the minimum is least affected by other work on the machine.
 
     Returns:
         The typical seconds by size.
@@ -456,7 +459,7 @@ def _time_pass(model: Model, cache, size: int, context: int) -> float:
 
 
 def time_work(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of some work, including what it has the device do."""
+    """Seconds of some work, until the device has finished it too."""
     wait_for(device)
     start = time.perf_counter()
     work()

@@ -1,7 +1,7 @@
-"""The costs of passes and rounds: the measured curve, its file, and its correction by rounds.
+"""The prices of passes and rounds: the measured cost curve, its file, and its correction by rounds.
 
-Costs are seconds if they were measured; only their ratios decide. The curve was measured with one text, and perhaps
-under another load of the machine. So for each batch size, a line maps costs by the curve to those of its passes.
+Measured costs are in seconds; only ratios matter. The curve was measured with one text, perhaps under another load of
+the machine. So for each batch size, a line maps costs of the curve to costs of passes.
 """
 
 import hashlib
@@ -26,21 +26,21 @@ from drafttree.models import Model, TargetModel
 from drafttree.models.module.released import shapes
 
 MEMORY = 32.0
-"""Rounds after which the weight of a round has fallen to 1/e, both in costs and in the rate of drafting."""
+"""Number of further rounds after which a round's weight, in costs and in rates, has fallen to 1/e."""
 LATEST = 9
-"""Values whose median counts: other work of the machine must not change it, but a new pace must."""
+"""Number of values whose median counts: enough to ignore single slow rounds, few enough to follow a new pace."""
 FIRST, OUTLIER = 4.0, 1.5
-"""After so many passes, a pass counts as at most this multiple of its expected cost. One that is cheaper by as much
-shows that the passes before it were outliers."""
+"""After this many passes, a pass counts as at most this multiple of its expected cost. A pass that is cheaper by this
+factor shows that the passes before it were outliers."""
 NOISE, INFORMED = 0.1, 0.25
-"""Relative noise of passes of one size: costs are taken as proportional to the curve's until passes of several sizes
-outweigh it. The second is the share of that evidence from which on the cost of a further row counts as known."""
+"""Relative noise of passes of one size. Costs are proportional to the curve's until passes of several sizes outweigh
+this noise. From the second share of this evidence on, the cost of a further row counts as known."""
 SLOPES = 32.0
-"""The slope of a line is within this factor of the proportional one, so that noise makes no row free or priceless."""
-MOST_KNOWN = 4096
-"""The most ways to draft whose costs are cached between two rounds."""
+"""A line's slope stays within this factor of the proportional one, so that noise makes no row free or priceless."""
+MAX_CACHED = 4096
+"""Maximum number of costs that are cached between two rounds."""
 READING = -1
-"""In place of a `bucket`, the key of passes that only read prompts: they score nothing, and are long."""
+"""The key, in place of a `bucket`, of passes that only read prompts."""
 UNKNOWN = CostCurve(
     target=Costs((1, 2), (1.0, 1.0625)),
     draft=(DraftCosts(0.0, Costs((1,), (0.0,))), DraftCosts(0.25, Costs((1,), (0.05,)))),
@@ -52,19 +52,19 @@ for the first level and 1/20 for each further one."""
 
 
 class Latest:
-    """The medians of the latest values by size; a size without values takes those of the nearest size."""
+    """The median of the latest values of each size. A size without values takes those of the nearest size."""
 
     def __init__(self) -> None:
         self._values: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
 
-    def at(self, size: float, unknown: float, *, exactly: bool = False) -> float:
-        """The value at a size; `unknown` if there are no values or, with `exactly`, none of this size."""
+    def at(self, size: float, default: float, *, exactly: bool = False) -> float:
+        """The value at a size; `default` if there are no values, or with `exactly` none of this very size."""
         if (size_bucket := bucket(size)) in self._medians:
             return self._medians[size_bucket]
         if exactly or not self._medians:
-            return unknown
-        return self._medians[min(self._medians, key=lambda known: abs(known - size_bucket))]
+            return default
+        return self._medians[min(self._medians, key=lambda known_bucket: abs(known_bucket - size_bucket))]
 
     def observe(self, size: float, value: float) -> None:
         """Add the value of a round."""
@@ -81,9 +81,9 @@ class Latest:
 
 
 class Line:
-    """Maps costs by the curve to costs of passes, by a weighted linear regression over recent passes.
+    """Maps costs of the curve to costs of passes, by a weighted linear regression over recent passes.
 
-    Passes of one size cannot tell whether each row costs more or the pass as such; passes of several sizes can.
+    Passes of one size cannot tell whether each row or the whole pass has become dearer; passes of several sizes can.
     """
 
     def __init__(self) -> None:
@@ -114,11 +114,11 @@ class Line:
         return self._weight > 0 and self._spread > INFORMED * self._prior
 
     def at(self, expected: float) -> float:
-        """The cost of a pass that has this cost by the curve."""
+        """The cost of a pass, given its cost by the curve."""
         return self.all([expected])[0]
 
     def all(self, expected: Sequence[float]) -> list[float]:
-        """The costs of passes that have these costs by the curve."""
+        """The costs of passes, given their costs by the curve."""
         middle = self._x / self._weight
         level = self._y / self._weight
         through_zero = level / middle
@@ -130,7 +130,7 @@ class Line:
 
     @property
     def _prior(self) -> float:
-        """The weight of the proportional line, as a sum of squared distances like `_spread`."""
+        """The weight of the proportional line, in the unit of `_spread`."""
         return (NOISE * self._x / self._weight) ** 2
 
     @property
@@ -152,9 +152,9 @@ class Prices:
         self.frozen = frozen
         self._passes: dict[int, Line] = {}
         self._plain = Latest()  # costs of passes over roots alone
-        self._rest = {False: Latest(), True: Latest()}
+        self._overheads = {False: Latest(), True: Latest()}
         self._drafts = [Latest() for _ in self.measured.draft]
-        # Caches of what every text of a round asks, cleared when a round changes the costs.
+        # Caches for the texts of one round; the next observed round clears them.
         self._rounds: dict[tuple[int, int, bool], tuple[float, float]] = {}
         self._draftings: dict[tuple[int, ...], float] = {}
 
@@ -162,17 +162,17 @@ class Prices:
         """Cost of a target pass over `rows` rows of `batch` texts."""
         return self.targets(batch, rows, 0)[0]
 
-    def targets(self, batch: int, rows: int, more: int) -> list[float]:
-        """Costs of target passes over `rows` rows plus 0, 1, 2 ... `more`; at least that of a pass over roots alone."""
+    def targets(self, batch: int, rows: int, max_added: int) -> list[float]:
+        """Costs of target passes over `rows` to `rows + max_added` rows, none less than that of a pass over roots."""
         curve = self.measured.target
-        curve_costs = [curve.at(rows)] if not more else curve.up_to(rows + more)[rows:]
+        curve_costs = [curve.at(rows)] if not max_added else curve.up_to(rows + max_added)[rows:]
         if not self._passes:
             return curve_costs
         batch_bucket = bucket(batch)
         line = self._passes[
             batch_bucket
             if batch_bucket in self._passes
-            else min(self._passes, key=lambda known: abs(known - batch_bucket))
+            else min(self._passes, key=lambda known_bucket: abs(known_bucket - batch_bucket))
         ]
         costs = line.all(curve_costs)
         plain_cost = self._plain.at(batch, -1.0, exactly=True)
@@ -186,10 +186,10 @@ class Prices:
         return self.measured.draft_of(source).later.at(width) * self._factor(source).at(width, 1.0)
 
     def drafting(self, source: int, widths: Sequence[int]) -> float:
-        """Cost of drafting levels of these widths over all texts, of which the first is that of the roots."""
+        """Cost of drafting levels of these widths over all texts; the first width is the number of roots."""
         key = source, *widths
         if key not in self._draftings:
-            if len(self._draftings) >= MOST_KNOWN:
+            if len(self._draftings) >= MAX_CACHED:
                 self._draftings.clear()
             mean = sum(widths) / max(len(widths), 1)
             self._draftings[key] = self._by_curve(source, widths) * self._factor(source).at(mean, 1.0)
@@ -205,20 +205,20 @@ class Prices:
         """
         key = batch, rows, drafting is not None
         if key not in self._rounds:
-            if len(self._rounds) >= MOST_KNOWN:
+            if len(self._rounds) >= MAX_CACHED:
                 self._rounds.clear()
-            self._rounds[key] = self.target(batch, rows), self._other(batch, drafted=drafting is not None)
-        target, outside_cost = self._rounds[key]
-        return target + (drafting or 0.0) + outside_cost
+            self._rounds[key] = self.target(batch, rows), self._overhead(batch, drafted=drafting is not None)
+        target, overhead = self._rounds[key]
+        return target + (drafting or 0.0) + overhead
 
     def knows_rows(self, batch: int) -> bool:
         """Whether the cost of a further row is known for this batch size."""
         line = self._passes.get(bucket(batch))
         return self.frozen or (line is not None and line.is_informed)
 
-    def rows_within(self, batch: int, most: int, cost: float) -> int:
-        """The number of rows, up to `most`, that can be added to a plain round until it costs more than `cost`."""
-        low, high = 0, most
+    def rows_within(self, batch: int, max_rows: int, cost: float) -> int:
+        """The number of rows, up to `max_rows`, that can be added to a plain round until it costs more than `cost`."""
+        low, high = 0, max_rows
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.round(batch, batch + middle) <= cost else (low, middle - 1)
@@ -230,18 +230,18 @@ class Prices:
         rows: int,
         target: float,
         draft: float,
-        rest: float | None,
+        rest_seconds: float | None,
         drafted: Sequence[tuple[int, Sequence[int]]],
     ) -> None:
         """Correct the costs by a round.
 
         Args:
-            batch: texts that it advanced; 0 if it only read prompts.
+            batch: number of texts that wrote tokens; 0 if the round only read prompts.
             rows: rows of its target pass.
             target: seconds of that pass.
-            draft: seconds of drafting, growth of the trees included.
-            rest: all other seconds; None if drafters read prompts in them, or ended texts were kept.
-            drafted: per group that was drafted for, the index of the drafter's model and the widths over all texts.
+            draft: seconds of drafting, including tree growth.
+            rest_seconds: all other seconds; None if they include reading prompts or storing ended texts.
+            drafted: per group that drafted, the index of the drafter's model and the level widths over all texts.
         """
         if self.frozen or not rows:
             return
@@ -254,13 +254,13 @@ class Prices:
         if rows == batch:
             self._plain.observe(batch, target)
         elif OUTLIER * target < self._plain.at(batch, 0.0, exactly=True):
-            self._plain.forget(batch)  # more rows are never cheaper, so those were outliers
+            self._plain.forget(batch)  # more rows are never cheaper, so the earlier values were outliers
         if (expected_cost := sum(self._by_curve(*group) for group in drafted)) > 0:
             widths = [width for _, group_widths in drafted for width in group_widths]
             for source in {source for source, _ in drafted}:
                 self._factor(source).observe(sum(widths) / len(widths), draft / expected_cost)
-        if rest is not None:
-            self._rest[bool(drafted)].observe(batch, rest)
+        if rest_seconds is not None:
+            self._overheads[bool(drafted)].observe(batch, rest_seconds)
 
     def observe_text(self, rounds: Sequence[TextRound]) -> None:
         """Correct the costs by rounds of a text that was written alone."""
@@ -276,7 +276,7 @@ class Prices:
             )
 
     def curve(self) -> CostCurve:
-        """The curve of rounds of one text, as corrected; what no round has shown is scaled as target passes are."""
+        """The corrected curve for rounds of one text. Costs that no round has shown are scaled like target passes."""
         measured_curve = self.measured
         pace = self.target(1, 1) / self.measured.target.at(1)
         return CostCurve(
@@ -288,21 +288,21 @@ class Prices:
                 )
                 for draft, factor in zip(measured_curve.draft, self._drafts, strict=True)
             ),
-            overhead=self._rest[True].at(1, pace * measured_curve.overhead),
-            plain_overhead=self._rest[False].at(1, pace * measured_curve.plain_overhead),
+            overhead=self._overheads[True].at(1, pace * measured_curve.overhead),
+            plain_overhead=self._overheads[False].at(1, pace * measured_curve.plain_overhead),
         )
 
-    def _other(self, batch: int, *, drafted: bool) -> float:
-        """Cost of a drafted or a plain round outside its passes; if none was seen, that of the other kind."""
+    def _overhead(self, batch: int, *, drafted: bool) -> float:
+        """Cost of a drafted or a plain round outside its passes; if none was observed, that of the other kind."""
         overhead = self.measured.overhead if drafted else self.measured.plain_overhead
-        return self._rest[drafted].at(batch, self._rest[not drafted].at(batch, overhead))
+        return self._overheads[drafted].at(batch, self._overheads[not drafted].at(batch, overhead))
 
     def _factor(self, source: int) -> Latest:
-        """Ratios of the measured cost of drafting to that by the curve, for a model of the drafter."""
+        """For a model of the drafter, the ratio of measured drafting costs to those of the curve, by mean width."""
         return self._drafts[min(source, len(self._drafts) - 1)]
 
     def _by_curve(self, source: int, widths: Sequence[int]) -> float:
-        """Cost of drafting by the curve, whose first level is that of one text."""
+        """Cost of drafting by the curve, whose first level has one root; further roots cost like other nodes."""
         draft = self.measured.draft_of(source)
         return draft.first + sum(map(draft.later.at, widths)) - draft.later.at(1) if widths else 0.0
 
@@ -321,8 +321,8 @@ class KeptCosts:
 
     Attributes:
         costs: the costs as measured, or as corrected since.
-        alone: cost of a target pass over several nodes relative to one over a single node, without other work between
-            them; it tells whether the machine is still as it was when the costs were measured.
+        alone: cost of a wide target pass relative to one over a single node, both timed alone. `is_current` compares
+            it with the present ratio.
     """
 
     costs: CostCurve
@@ -330,7 +330,7 @@ class KeptCosts:
 
 
 class CostFile:
-    """Keeps the costs of a target and a drafter on this machine, if these can be told apart from others.
+    """The file with the costs of a target and a drafter on this machine; no file if they cannot be identified.
 
     Args:
         target: the target, told apart by its architecture, device, dtype and threads. Nothing is kept unless it is a
@@ -352,11 +352,11 @@ class CostFile:
                     return None
         return None
 
-    def write(self, kept: KeptCosts) -> KeptCosts:
+    def write(self, kept_costs: KeptCosts) -> KeptCosts:
         """Keep the costs, and return them."""
         if self._key:
-            write_cached(self._key, {"costs": kept.costs.to_json(), "alone": kept.alone})
-        return kept
+            write_cached(self._key, {"costs": kept_costs.costs.to_json(), "alone": kept_costs.alone})
+        return kept_costs
 
 
 def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | None:
@@ -383,16 +383,16 @@ def _digest(model: Any) -> str:
     return hashlib.sha256(json.dumps(_describe(model), default=str).encode()).hexdigest()[:16]
 
 
-def _describe(part: Any, depth: int = 0) -> Any:
-    if isinstance(part, TargetModel):
-        return [type(part.backend).__name__, _describe(part.module)]
-    if isinstance(part, nn.Module):
-        config: Any = getattr(part, "config", None)
-        return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, shapes(part)]
-    if isinstance(part, bool | int | float | str | torch.dtype) or part is None:
-        return str(part)
-    attributes: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}
+def _describe(model: Any, depth: int = 0) -> Any:
+    if isinstance(model, TargetModel):
+        return [type(model.backend).__name__, _describe(model.module)]
+    if isinstance(model, nn.Module):
+        config: Any = getattr(model, "config", None)
+        return [type(model).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, shapes(model)]
+    if isinstance(model, bool | int | float | str | torch.dtype) or model is None:
+        return str(model)
+    attributes: dict[str, Any] = vars(model) if hasattr(model, "__dict__") and depth < 3 else {}
     return [
-        type(part).__qualname__,
+        type(model).__qualname__,
         [(name, _describe(attribute, depth + 1)) for name, attribute in sorted(attributes.items())],
     ]

@@ -28,26 +28,26 @@ logger = logging.getLogger("drafttree")
 
 @dataclass
 class TextDrafting:
-    """The drafter's session of a text and what its policy knows.
+    """The drafter's session, the policy's state and the controller of one text.
 
     Attributes:
-        task: what is asked of the text.
-        head_watch: tests heads by this text and others; None if options make tokens less likely than the target does.
-        session: the drafter's session; None for plain decoding, before `start` and after the drafter has failed. It
-            is told of the text by `prefill` and `commit` of this object.
-        watch: compares the text's drafts with earlier ones; None after it has found them far worse, and for lookup,
-            which drafts only if the text repeats itself.
+        task: the task of the text.
+        head_watch: tests heads by this text and others; None if an option makes tokens less likely than the target
+            does.
+        session: the drafter's session; None for plain decoding, before `start` and after the drafter has failed.
+            `prefill` and `commit` of this object tell it the text.
+        watch: notices if drafts become useless to the text; None after that, and for lookup, which drafts only if the
+            text repeats itself.
         claim: a position, and a head's log-probabilities `[vocab]` of the token there; None if no head is tested.
-        most_forced: the most tokens that a round drafts because constraints force them: twice as many as the target has
-            lately accepted at once, since it may spell the text in another way.
-        expects: whether the session tells how many accepted tokens it expects.
+        max_forced: maximum number of forced tokens that a round drafts. It follows the number that the target accepts,
+            which may spell the text in another way.
+        estimates_accepted: whether the session can estimate how many of its tokens will be accepted.
         reads_prompt: whether the drafter reads the prompt too.
-        controller: decides how much is drafted: the controller of the batch, or the text's own if it is written alone.
+        controller: decides how much is drafted. A text that is written alone has its own; a batch shares one.
         context: what the policy was told when the text began.
         state: what the policy has learned from the text.
         pauses: whether the next round drafts nothing, since memory ran out in this one.
-        on_failure: called with an error of the drafter, after which the text continues without drafts; None to raise
-            it.
+        on_failure: called with an error of the drafter; the text then continues without drafts. None raises the error.
     """
 
     task: Task
@@ -55,8 +55,8 @@ class TextDrafting:
     session: Session | None = None
     watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
     claim: tuple[int, Tensor] | None = None
-    most_forced: int = 16
-    expects: bool = False
+    max_forced: int = 16
+    estimates_accepted: bool = False
     reads_prompt: bool = False
     controller: Controller = field(default_factory=as_written)
     context: TextContext | None = None
@@ -64,7 +64,7 @@ class TextDrafting:
     pauses: bool = False
     on_failure: Callable[[Exception], None] | None = None
     _late: LateReader | None = None
-    _counted: tuple[float, int] = (0.0, 0)
+    _reported_costs: tuple[float, int] = (0.0, 0)
 
     @property
     def costs(self) -> CostCurve | None:
@@ -72,28 +72,28 @@ class TextDrafting:
         return self.context.costs if self.context else None
 
     def start(self, session: Session) -> None:
-        """Draft with a session that has just begun."""
+        """Use a new session."""
         self.session = session
         self._late = None if session.follows_text else LateReader(session)
-        self.expects = type(session).expected_accepted not in (Session.expected_accepted, None)
+        self.estimates_accepted = type(session).expected_accepted not in (Session.expected_accepted, None)
         self.watch = None if session.follows_text or isinstance(session, LookupSession) else self.watch
 
     def begin(self, context: TextContext) -> None:
-        """Begin the policy's state."""
+        """Store what the policy is told, and make its state."""
         self.context = context
         self.state = self.task.policy.init_state(context) if self.session else None
 
     def follow(self, controller: Controller, on_failure: Callable[[Exception], None] | None = None) -> None:
-        """Let a controller decide how much is drafted; arguments as the attributes of these names."""
+        """Set the controller, and what is called if the drafter fails."""
         self.controller = controller
         self.on_failure = on_failure
 
     def begin_prompt(self, *, reads: bool, batch: int) -> None:
-        """Note whether the drafter reads the prompt, and whether drafting pauses meanwhile.
+        """Decide whether the drafter reads the prompt, and whether it can do so later.
 
         Args:
-            reads: whether a tree may have levels.
-            batch: texts that are written at once.
+            reads: whether the text has room for drafted levels.
+            batch: number of texts that are written at once.
         """
         self.reads_prompt = self.session is not None and reads
         wants_draft = self.session is None or self.task.policy.wants_draft(self.state, self.session)
@@ -103,11 +103,11 @@ class TextDrafting:
         """Draft nothing in the next round, since memory ran out in this one."""
         self.pauses = True
 
-    def takes_pause(self) -> bool:
-        """Whether this round drafts nothing after `pause_once`; the next one drafts again."""
-        takes = self.pauses
+    def consume_pause(self) -> bool:
+        """Return whether `pause_once` was called since the last call."""
+        pauses_now = self.pauses
         self.pauses = False
-        return takes
+        return pauses_now
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the policy learn from a round."""
@@ -116,79 +116,79 @@ class TextDrafting:
     def close(self) -> None:
         """Drop the session and its memory."""
         self.session = self._late = None
-        self._counted = 0.0, 0
+        self._reported_costs = 0.0, 0
 
     def rest(self, resting: bool) -> None:
-        """Note whether drafting pauses; a draft model then reads the text only when it is to draft again."""
+        """Set whether drafting pauses. In a pause, a draft model does not read the text until it drafts again."""
         if self._late:
             self._late.resting = resting
         if self.session and self.session.mixes:
             self.session.resting = resting
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        """Tell the session of a part of the prompt, which it reads now or before it drafts."""
+        """Tell the session a part of the prompt. It reads it now, or before it drafts next."""
         if reader := self._late or self.session:
             with self.failing_softly():
                 reader.prefill(hidden_states, tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int]) -> None:
-        """Tell the session of a round's tokens, which it reads now or before it drafts.
+        """Tell the session a round's tokens. It reads them now, or before it drafts next.
 
         Args:
             tokens: the committed tokens.
             hidden_states: the target's hidden states of all nodes of the round's tree.
             path: the accepted nodes.
         """
-        try:  # not `failing_softly`: every round calls this, and a context manager would take longer than all the rest
+        try:  # not `failing_softly`: a context manager would take longer than the rest of this, in every round
             if self._late:
                 self._late.commit(tokens, hidden_states, path)
             elif self.session:
                 self.session.commit(tokens, accepted_rows(hidden_states, path))
         except Exception as error:
-            self._fail(error, begun=True)
+            self._fail(error, has_begun=True)
 
     def count_forced(self, drafted: int, accepted: int) -> None:
-        """Note how many forced tokens a round has drafted, and how many of them were accepted."""
-        self.most_forced = max(2 * accepted, self.most_forced if accepted == drafted else 2)
+        """Set `max_forced` by the numbers of forced tokens that a round has drafted and accepted."""
+        self.max_forced = max(2 * accepted, self.max_forced if accepted == drafted else 2)
 
     def catch_up(self) -> Session | None:
-        """Let the session read the whole text, and return it; None if there is none, or reading failed."""
+        """Let the session read the whole text, and return it; None if there is no session or reading failed."""
         if self._late:
-            with self.failing_softly(begun=True):
+            with self.failing_softly(has_begun=True):
                 self._late.catch_up()
         return self.session
 
-    def asked(self) -> Session | None:
-        """Return the session, which has read the whole text if it tells how many accepted tokens it expects."""
-        return self.catch_up() if self.expects else self.session
+    def up_to_date_session(self) -> Session | None:
+        """Return the session. One that estimates its accepted tokens has then read the whole text."""
+        return self.catch_up() if self.estimates_accepted else self.session
 
-    def choose(self, source: int) -> Session | None:
-        """Return the session of the model that drafts next, which has read the whole text; None if that failed."""
+    def session_of(self, source: int) -> Session | None:
+        """Return the session of one of the drafter's models, which has read the whole text; None if that failed."""
         if (session := self.catch_up()) is None:
             return None
-        with self.failing_softly(begun=True):
+        with self.failing_softly(has_begun=True):
             return session.choose(source)
 
     def read_costs(self) -> tuple[float, int]:
         """Return the drafter's seconds and passes since the last call."""
         if self.session is None:
             return 0.0, 0
-        seconds, passes = self._counted
-        self._counted = self.session.seconds, self.session.passes
-        return self._counted[0] - seconds, self._counted[1] - passes
+        seconds, passes = self._reported_costs
+        self._reported_costs = self.session.seconds, self.session.passes
+        return self._reported_costs[0] - seconds, self._reported_costs[1] - passes
 
-    def takes_claim(self, position: int, vocab: int) -> Callable[[Tensor], None] | None:
-        """A function that stores a head's claim of the next token, for `HeadWatch`; None if no head is tested."""
+    def claim_recorder(self, position: int, vocab: int) -> Callable[[Tensor], None] | None:
+        """Return a function that stores a head's claim from its logits of the next token; None if no head is tested."""
         if not (self.head_watch and self.head_watch.is_open):
             return None
 
-        def take(logits: Tensor) -> None:
+        def record_claim(logits: Tensor) -> None:
             self.claim = position, logits[0].float().log_softmax(-1)[:vocab]
 
-        return take
+        return record_claim
 
     def check_head(self, tokens: Sequence[int], token: int, drafter: Drafter | None) -> None:
-        """Test a head's claim by the target's token, and warn once per target and drafter if it seems to be misread."""
+        """Test a head's claim by the target's token. Warn once per target and drafter if the head seems misread."""
         watch = self.head_watch
         claim = self.claim
         self.claim = None
@@ -206,13 +206,13 @@ class TextDrafting:
             )
 
     def has_collapsed(self, tokens: Sequence[int], tree: DraftTree, *, accepted: bool, context: int | None) -> bool:
-        """Whether this round has shown that drafts have become useless; if so, a warning is logged once per text.
+        """Return whether drafts have become useless to the text in this round; if so, log a warning.
 
         Args:
-            tokens: the text before the round, prompt included; the text goes on after it.
+            tokens: the text before the round, prompt included.
             tree: the tree of the round.
             accepted: whether a drafted token was accepted.
-            context: the most tokens that the drafter can read; None for no limit.
+            context: maximum number of tokens that the drafter can read; None for no limit, or if the text ends now.
         """
         if self.watch is None or self.session is None:
             return False
@@ -236,21 +236,24 @@ class TextDrafting:
         return True
 
     @contextmanager
-    def failing_softly(self, *, begun: bool = False) -> Iterator[None]:
-        """Context manager: an error of the drafter ends drafting instead of the text, if `on_failure` is set.
+    def failing_softly(self, *, has_begun: bool = False) -> Iterator[None]:
+        """Context manager: with `on_failure`, an error of the drafter ends drafting instead of the text.
 
         Args:
-            begun: whether tokens of the text were chosen, since then memory that runs out must not end the text either:
-                it would be drawn again.
+            has_begun: whether a round has chosen tokens. If so, running out of memory also ends only drafting, since
+                those tokens must not be drawn again.
         """
         try:
             yield
         except Exception as error:
-            self._fail(error, begun=begun)
+            self._fail(error, has_begun=has_begun)
 
-    def _fail(self, error: Exception, *, begun: bool) -> None:
-        ends_drafts = begun if is_out_of_memory(error) else self.on_failure and not isinstance(error, DraftTreeError)
-        if not ends_drafts:
+    def _fail(self, error: Exception, *, has_begun: bool) -> None:
+        if is_out_of_memory(error):
+            text_continues = has_begun
+        else:
+            text_continues = self.on_failure is not None and not isinstance(error, DraftTreeError)
+        if not text_continues:
             raise error
         self.close()
         if self.on_failure:
@@ -260,7 +263,7 @@ class TextDrafting:
 
 
 class DraftedRequest(Protocol):
-    """What drafting needs of a `drafttree.engine.request.Request`."""
+    """The part of a `drafttree.engine.request.Request` that drafting uses."""
 
     task: Task
     text: WrittenText

@@ -1,8 +1,7 @@
 """Drafts the trees of a round, for one text or for many together.
 
-Texts draft together if they have the same policy, way of choosing children and drafting model: then one draft pass per
-level serves them all. Constraints, a draft temperature and the verifier adjust the drafter's logits before a policy
-sees them.
+Texts with the same policy, the same way of choosing children and the same model of the drafter share one draft pass per
+level. Constraints, a draft temperature and the verifier adjust the drafter's logits before a policy sees them.
 """
 
 import logging
@@ -34,10 +33,10 @@ from drafttree.verifiers.base import Verifier
 logger = logging.getLogger("drafttree")
 
 RECENT_ROUNDS = 32
-"""The last rounds of a text, from which it is estimated what the next one commits."""
+"""The tokens of the next round are estimated from this many rounds of a text."""
 Path = tuple[int, ...]
 Constrain = Callable[[list[Path], Tensor], Tensor]
-"""Adjusts the logits `[frontier, vocab]` that follow these paths of drafted tokens."""
+"""Returns the logits `[frontier, vocab]` after these paths of drafted tokens, with constraints applied."""
 
 
 @dataclass(eq=False)
@@ -45,11 +44,11 @@ class LogitsAdjustment:
     """The adjustments of a drafter's logits in one round of a text.
 
     Attributes:
-        verifier: may guide the drafts by its randomness.
+        verifier: the verifier, which may guide the drafts by its randomness.
         randomness: the randomness of this round.
         temperature: divides the drafter's logits.
-        constrain: excludes tokens that the text's constraints do not allow; None for a text without constraints.
-        take_first: called with the drafter's own logits `[1, vocab]` of the first level; None if they are not needed.
+        constrain: applies the constraints of the text; None if it has none.
+        take_first_logits: called with the drafter's unadjusted logits `[1, vocab]` of the first level, or None.
         observer: told of the tree's growth, or None.
     """
 
@@ -57,33 +56,33 @@ class LogitsAdjustment:
     randomness: Randomness
     temperature: float = 1.0
     constrain: Constrain | None = None
-    take_first: Callable[[Tensor], None] | None = None
+    take_first_logits: Callable[[Tensor], None] | None = None
     observer: GrowthObserver | None = None
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether logits stay as they are at every depth and need not be shown to an observer."""
+        """Whether logits are neither changed at any depth nor shown to an observer."""
         return not (self.constrain or self.verifier.guides or self.observer) and self.temperature == 1
 
     def apply_to_candidates(self, candidates: Candidates, depth: int) -> Candidates | None:
-        """Adjust candidates, or return None if this needs logits of the whole vocabulary."""
-        draws = self.verifier.proposal is not Proposal.TOP_K  # from distributions of the whole vocabulary
-        if draws or self.constrain or self.observer or self.take_first:
+        """Adjust candidates; None if the adjustments need logits of the whole vocabulary."""
+        draws_children = self.verifier.proposal is not Proposal.TOP_K  # from the whole vocabulary
+        if draws_children or self.constrain or self.observer or self.take_first_logits:
             return None
         if self.temperature != 1:
             candidates = candidates.divided(self.temperature)
         return self.verifier.guide_candidates(candidates, depth, self.randomness)
 
     def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
-        """Adjust logits `[frontier, vocab]`, and return the same tensor if there is nothing to adjust.
+        """Adjust logits `[frontier, vocab]`; return the same tensor if there is nothing to adjust.
 
         Args:
             logits: the drafter's logits.
             depth: the depth of the tokens that they propose.
-            paths: per row, the drafted tokens before these; used only with constraints.
+            paths: per row, the drafted tokens from the root to the row's node; used only with constraints.
         """
-        if self.take_first and depth == 1:
-            self.take_first(logits)
+        if self.take_first_logits and depth == 1:
+            self.take_first_logits(logits)
         if self.constrain:
             logits = self.constrain(paths, logits)
         if self.temperature != 1:
@@ -95,12 +94,12 @@ class LogitsAdjustment:
 
 
 class AdjustedDraft:
-    """The drafter's logits for a round of several requests, each with its own adjustments; a `tree_growth.DraftRows`.
+    """Drafts for several requests in one round, and adjusts each request's logits; a `tree_growth.DraftRows`.
 
     Args:
-        sessions: per request, its session.
-        adjustments: per request, its adjustments.
-        device: the device that the logits are needed on.
+        sessions: the session of each request.
+        adjustments: the adjustments of each request.
+        device: the device for the logits.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class AdjustedDraft:
                 paths = self._paths[request_index]
                 nodes = zip(frontier.tokens, frontier.origins, strict=True)
                 self._paths[request_index] = [(*paths[origin], token) for token, origin in nodes]
-        widths = [len(frontier.tokens) for frontier in frontiers]  # before drafters, which may write to frontiers
+        widths = [len(frontier.tokens) for frontier in frontiers]  # the drafter may change frontiers
         return self._adjust(draft_level(self._sessions, frontiers, self._device), widths)
 
     def draft_chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
@@ -133,7 +132,7 @@ class AdjustedDraft:
         return draft_chain(self._sessions, tokens, count, allowed)
 
     def _adjust(self, rows: Tensor | Candidates, widths: Sequence[int]) -> Tensor | Candidates:
-        """Adjust each request's rows, of which it has `widths`; rows without adjustments are not copied."""
+        """Adjust rows, of which each request has as many as `widths` says. Without adjustments nothing is copied."""
         if not isinstance(rows, Candidates):
             return self._adjust_logits(rows, widths)
         ends = [*accumulate(widths)]
@@ -165,13 +164,13 @@ class DraftGroup(NamedTuple):
 
     Attributes:
         source: the index of the drafter's model that drafts for them.
-        places: the indices of the requests in the round.
+        request_indices: their indices among the requests of the round.
         requests: requests with the same policy and the same way of choosing children.
         sessions: the sessions that draft for them, all of one class.
     """
 
     source: int
-    places: list[int]
+    request_indices: list[int]
     requests: list[DraftedRequest]
     sessions: list[Session]
 
@@ -181,12 +180,11 @@ class Drafts:
     """The trees of a round.
 
     Attributes:
-        trees: per request, its tree; if the drafter drafted nothing for it, its root and the tokens that constraints
-            force.
-        grown: the trees before the controller cut them.
-        groups: per group, the index of the drafter's model, and widths over all requests of the group.
-        expected: the number of tokens that the round is expected to commit.
-        failure: the message of the drafter's error, or of running out of memory; None if there was none.
+        trees: the tree of each request; without a draft, it has only the root and forced tokens.
+        grown: the same trees before the controller cut them.
+        groups: per group, the index of the drafter's model, and the width of each level over all of its requests.
+        expected: number of tokens that the round is expected to commit.
+        failure: message of the error that ended drafting; None if there was none.
         not_drafted: why nothing was drafted; None if something was.
     """
 
@@ -198,11 +196,11 @@ class Drafts:
     not_drafted: str | None = None
 
     def __post_init__(self) -> None:
-        self.grown = self.trees  # one list, until a cut makes another
+        self.grown = self.trees  # the same list: a cut replaces `trees` and leaves this one
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was drafted, or not all of it; None if all was."""
+        """Why nothing was drafted, or that the drafter failed; None otherwise."""
         if self.failure is not None:
             return f"the drafter failed: {self.failure}"
         return None if any(tree.size > 1 for tree in self.trees) else self.not_drafted
@@ -214,7 +212,7 @@ class TreeDrafter:
     Args:
         target: the target.
         drafter: the drafter; None to draft only tokens that constraints force.
-        free_memory: called if memory runs out.
+        free_memory: called if memory runs out in a draft pass.
     """
 
     def __init__(self, target: Model, drafter: Drafter | None, free_memory: Callable[[], None]) -> None:
@@ -229,8 +227,8 @@ class TreeDrafter:
         """Draft the trees of a round.
 
         Args:
-            requests: the requests whose texts advance; they share one controller.
-            prefill_rows: rows of the target pass that are tokens of prompts.
+            requests: the requests of the round, which share one controller.
+            prefill_rows: rows of prompts in the same target pass.
         """
         batch = len(requests)
         rows = len(requests) + prefill_rows
@@ -247,7 +245,7 @@ class TreeDrafter:
             limits = _limits_of(group, controller, batch, rows)
             grown_trees = self._grow(group, limits, drafts)
             for request_index, tree, chances in zip(
-                group.places, grown_trees, limits.chances if limits else known_chances, strict=False
+                group.request_indices, grown_trees, limits.chances if limits else known_chances, strict=False
             ):
                 drafts.trees[request_index] = tree
                 known_chances[request_index] = chances
@@ -255,7 +253,7 @@ class TreeDrafter:
                 drafts.groups.append((group.source, widths))
         if not drafts.groups:
             drafts.not_drafted = controller.none_wanted(batch)
-            controller.asked_in_vain(batch, sum(request.drafting.expects for request in requests))
+            controller.asked_in_vain(batch, sum(request.drafting.estimates_accepted for request in requests))
         else:
             draft_kinds = [
                 request.task.draft_kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)
@@ -265,24 +263,26 @@ class TreeDrafter:
         return drafts
 
     def groups(self, requests: Sequence[DraftedRequest]) -> list[DraftGroup]:
-        """Group the requests that are drafted for in this round; the others need no draft, or do not want one."""
+        """Group the requests for which a model drafts in this round; the others need no draft, or do not want one."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for request_index, request in enumerate(requests):
             drafting = request.drafting
-            if drafting.session is None or self.max_levels(request) <= 0 or (session := drafting.asked()) is None:
+            if drafting.session is None or self.max_levels(request) <= 0:
                 continue
-            if self._takes_forced(request, session, len(requests)):
+            if (session := drafting.up_to_date_session()) is None:
+                continue
+            if self._prefers_forced(request, session, len(requests)):
                 continue
             if not request.task.policy.wants_draft(drafting.state, session):
                 continue
-            if drafting.takes_pause():
+            if drafting.consume_pause():
                 continue
             source = drafting.controller.choose(session, len(requests))
-            if source is None or (session := drafting.choose(source)) is None:
+            if source is None or (session := drafting.session_of(source)) is None:
                 continue
             key = source, type(session), request.task.policy, request.task.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
-            group.places.append(request_index)
+            group.request_indices.append(request_index)
             group.requests.append(request)
             group.sessions.append(session)
         return [*groups.values()]
@@ -290,8 +290,8 @@ class TreeDrafter:
     def _grow(self, group: DraftGroup, limits: Limits | None, drafts: Drafts) -> list[DraftTree]:
         """Draft the trees of a group, with one draft pass per level.
 
-        If memory runs out, the trees end with their levels so far, and the next round of these texts drafts nothing. If
-        the drafter fails and a caller wants to be told of that, the trees end too.
+        If memory runs out, the trees keep their levels so far, and the next round of these texts drafts nothing. If the
+        drafter fails in an engine, the trees also keep their levels so far.
         """
         first_request = group.requests[0]
 
@@ -315,7 +315,7 @@ class TreeDrafter:
                 request_randomness,
                 request.task.draft_temperature,
                 self._constrain(request),
-                request.drafting.takes_claim(len(request.text.tokens), vocab) if is_head else None,
+                request.drafting.claim_recorder(len(request.text.tokens), vocab) if is_head else None,
                 request.growth_observer,
             )
             for request, request_randomness in zip(group.requests, randomness, strict=True)
@@ -336,15 +336,15 @@ class TreeDrafter:
         )
 
     def log_failure(self, error: Exception) -> None:
-        """Log that the drafter has failed, unless the last logged failure was the same."""
+        """Log an error of the drafter, unless the last logged error was the same."""
         if (failure := f"{type(error).__name__}: {error}") != self._failure:
             self._failure = failure
             logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
 
     def root_tree(self, request: DraftedRequest) -> DraftTree:
-        """The tree of a round without a drafter: the last committed token, and the tokens that constraints force."""
+        """The tree without the drafter: the last committed token, and a chain of the tokens that constraints force."""
         root = request.text.tokens[-1]
-        forced_tokens = self._forced(request)
+        forced_tokens = self._forced_tokens(request)
         proposal = request.task.verifier.proposal
         if not forced_tokens:
             return DraftTree.rooted(root, proposal)
@@ -354,20 +354,20 @@ class TreeDrafter:
         rows.scatter_(1, torch.tensor(forced_tokens, device=rows.device)[:, None], 1.0)
         return DraftTree.forced(root, forced_tokens, proposal, [*rows])
 
-    def _forced(self, request: DraftedRequest) -> list[int]:
-        """The next tokens, if the constraints of the text allow no other continuation.
+    def _forced_tokens(self, request: DraftedRequest) -> list[int]:
+        """The next tokens that the constraints of the text force, if any.
 
-        They depend on committed tokens only. They are drafts like any other, which the target may reject, since other
-        tokens may spell the same text.
+        They depend on committed tokens only. The target may reject them like other drafts, since other tokens can spell
+        the same text.
         """
         if not (request.text.constraints and request.task.speculate) or request.root_output:
             return []
-        max_forced = min(self._room(request), request.task.policy.budget - 1, request.drafting.most_forced)
+        max_forced = min(self._max_depth(request), request.task.policy.budget - 1, request.drafting.max_forced)
         return request.text.constraints.forced(max_forced)
 
-    def _takes_forced(self, request: DraftedRequest, session: Session, batch: int) -> bool:
-        """Whether forced tokens are expected to commit more per cost than drafts of a model."""
-        if not (forced_tokens := self._forced(request)):
+    def _prefers_forced(self, request: DraftedRequest, session: Session, batch: int) -> bool:
+        """Whether the forced tokens are expected to commit more tokens per cost than a model's drafts."""
+        if not (forced_tokens := self._forced_tokens(request)):
             return False
         recent_rounds = request.metrics.rounds[-RECENT_ROUNDS:]
         accepted_counts = [text_round.accepted for text_round in recent_rounds if text_round.widths]
@@ -380,16 +380,16 @@ class TreeDrafter:
         return pays(len(forced_tokens), share * len(forced_tokens), mean_accepted, int(session.mixes), batch)
 
     def max_levels(self, request: DraftedRequest) -> int:
-        """The most levels of a tree, by the text's limit, the drafter's context and the levels it can draft."""
+        """Maximum number of drafted levels, by the text's limit, the drafter's context and the drafter's levels."""
         if self._drafter is None or request.root_output:
             return 0
         context = self._drafter.context
         levels = self._drafter.levels
         context_room = sys.maxsize if context is None else context - len(request.text.tokens)
-        return min(self._room(request), context_room, sys.maxsize if levels is None else levels)
+        return min(self._max_depth(request), context_room, sys.maxsize if levels is None else levels)
 
-    def _room(self, request: DraftedRequest) -> int:
-        """The most levels of a tree, by the text's limit and the position at which LongRoPE switches."""
+    def _max_depth(self, request: DraftedRequest) -> int:
+        """Maximum number of levels of any tree, by the text's limit and the position at which LongRoPE switches."""
         switch = self._target.rope_switch
         switch_room = (
             sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.text.tokens)
@@ -397,7 +397,7 @@ class TreeDrafter:
         return min(request.text.remaining - 1, switch_room)
 
     def _constrain(self, request: DraftedRequest) -> Constrain | None:
-        """The function that applies the request's constraints to drafts; None if it has none."""
+        """Return a function that applies the request's constraints to drafts; None if it has none."""
         if not request.text.constraints:
             return None
         tokens = list(request.text.tokens)
@@ -406,12 +406,12 @@ class TreeDrafter:
 
 
 def _limits_of(group: DraftGroup, controller: Controller, batch: int, rows: int) -> Limits | None:
-    """The controller's limits on the trees of a group, in a round of `batch` texts and `rows` undrafted rows."""
+    """The controller's limits for a group's trees in a round of `batch` texts, with `rows` rows without drafts."""
     draft_kinds = [request.task.draft_kind(group.source) for request in group.requests]
     first_request = group.requests[0]
     return controller.limits(first_request.task.policy, first_request.task.verifier.proposal, draft_kinds, batch, rows)
 
 
 def is_long(request: DraftedRequest, target: Model) -> bool:
-    """Whether the root lies beyond the original context of a target with LongRoPE."""
+    """Whether the root is beyond the original context of a target with LongRoPE."""
     return target.rope_switch is not None and len(request.text.tokens) > target.rope_switch

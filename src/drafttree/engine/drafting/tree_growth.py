@@ -1,13 +1,13 @@
-"""Grows draft trees level by level: the machinery that all policies share, for one text or many.
+"""Grows draft trees level by level, for any policy and for one text or many.
 
-On each level the drafter's logits of the frontiers are read from the device. The policy sees the best candidates of
+On each level, the drafter's logits for the frontiers are read from the device. The policy sees the best candidates of
 each text and returns two masks: which candidates join the tree, and which of those are expanded. This module cuts to
 the budget and gives the next frontiers to the drafter. So there are as many draft passes as the deepest tree has
 levels, however wide the trees are.
 
-The children of any policy's tree can be drawn instead. Then the masks decide only how many children a node gets, from
-its distribution and from earlier draws; the children are drawn after that. Every drawn node stays in the tree: to keep
-a budget, fewer are drawn. So a verifier may rely on the distribution it is told the children came from.
+With any policy, children can be drawn instead. Then the masks only decide how many children a node gets, before these
+are drawn. Every drawn node stays in the tree; the budget limits the number of draws. So the verifier can rely on the
+distribution that the children came from.
 """
 
 import math
@@ -34,13 +34,13 @@ from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
 
 MIN_LOGPROB = -80.0
-"""Tokens of a lower log-probability are not drawn: their probability would be lost in float32."""
+"""Tokens with a lower log-probability are not drawn, since float32 cannot represent their probability."""
 HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer", "stop": "bool"}
-"""The hooks of a policy, and the kind of value that each returns."""
+"""The kind of value that each hook of a policy returns."""
 
 
 class DraftRows(Protocol):
-    """The drafter's logits for the trees of a batch, adjusted to what the policy is to see."""
+    """Drafts for the trees of a batch: returns the logits that the policy sees."""
 
     def draft_root(self) -> Tensor | Candidates:
         """Run the first draft pass of a round, and return logits `[batch, vocab]` of the token after each root.
@@ -53,8 +53,7 @@ class DraftRows(Protocol):
         """Run a later draft pass, and return logits `[nodes, vocab]`, or `Candidates`, of the token after each node.
 
         Args:
-            frontiers: the frontier of each tree, empty for one that grows no further. The nodes of the result are in
-                this order.
+            frontiers: the frontier of each tree; empty for a finished tree. The result has the nodes in this order.
         """
         ...
 
@@ -64,20 +63,20 @@ class DraftRows(Protocol):
 
 
 class Limits(Protocol):
-    """Extra limits on growth, set by the controller, which also cuts the finished trees.
+    """The controller's limits on growth. The controller also cuts the finished trees.
 
     Attributes:
-        chances: per tree, the log-probabilities that its first nodes are accepted, as far as they were computed, or
-            None.
+        chances: per tree, the log-probabilities that its first nodes are accepted, as far as they are known; None if
+            they are not.
     """
 
     chances: Any
 
     def choose_frontier(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
-        """Choose the nodes that are worth expanding: per tree, some of its frontier in ascending order.
+        """Choose the nodes that are worth expanding: for each tree, some nodes of its frontier in ascending order.
 
         Args:
-            texts: the trees so far; the `frontier` of each has the nodes that the policy would expand.
+            texts: the trees so far; each `frontier` has the nodes that the policy expands.
             depth: the depth of these nodes.
         """
         ...
@@ -110,29 +109,29 @@ def grow(
 ) -> list[DraftTree]:
     """Draft the trees of one round.
 
-    If the drafter fails or memory runs out, `ends` may let the trees end with the levels that they have. Drawn levels
-    stay even then: dropping them for what was drawn would not be lossless.
+    If the drafter fails or memory runs out, `ends` decides whether the trees keep their levels so far and end. Drawn
+    levels always stay, since dropping drawn nodes would not be lossless.
 
     Args:
         policy: decides which candidates join the trees and which are expanded.
-        draft: gives the logits of each level, as the policy is to see them.
+        draft: returns the logits of each level that the policy sees.
         roots: the last committed token of each text.
         max_levels: per text, the largest depth of a node; at least 1 if there are several texts.
-        states: per text, what the policy has learned of it.
-        proposal: how children are chosen: as the draft's best tokens, or by a way of drawing.
-        randomness: per text, the randomness of this round; needed only if children are drawn.
-        vocab: the target's vocabulary size. Further columns count among the probabilities but are never drafted. None
+        states: the policy's state of each text.
+        proposal: how children are chosen: the draft's best tokens, or draws.
+        randomness: the randomness of each text in this round; needed only for draws.
+        vocab: the target's vocabulary size. Further columns of logits count in the softmax but are never drafted. None
             if there are none.
-        limits: restricts what is expanded and drawn. With it, a policy that re-ranks does not cut its trees itself.
+        limits: restricts what is expanded and drawn. With limits, trees of a policy that re-ranks are not cut here.
         source: the index of the drafter's model that drafts.
-        ends: asked when the drafter raises an error or memory runs out: True ends the trees there, False raises it.
+        ends: called with an error of the drafter; True ends the trees, False raises the error.
         observers: per text, an observer of its tree's growth or None.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each, unless `limits` are given and the policy re-ranks.
 
     Raises:
-        ConfigError: if a hook of the policy returns something else than it must.
+        ConfigError: if a hook of the policy returns a value of the wrong kind or shape.
     """
     trees = [
         GrowingTree(root, limit, state, proposal, source, observer)
@@ -146,7 +145,7 @@ def grow(
 
 
 class _Children(NamedTuple):
-    """What may become children of the frontier nodes: the drafter's best candidates, or drawn tokens.
+    """The candidates for children of the frontier nodes, or the drawn children.
 
     Rows are the frontier nodes of all growing trees, tree by tree.
 
@@ -154,7 +153,7 @@ class _Children(NamedTuple):
         tokens: token ids `[rows, children]`.
         path_logprobs: log-probabilities `[rows, children]` of the paths from the roots to them.
         layers: per growing tree, its rows as the policy sees them.
-        masks: per growing tree, bool `[frontier, children]`: which of them join it.
+        masks: per growing tree, bool `[frontier, children]`: which children join the tree.
     """
 
     tokens: Array
@@ -164,14 +163,14 @@ class _Children(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """The nodes that join the trees on a level, tree by tree, as columns.
+    """The nodes that join the trees on a level, tree by tree: each attribute has an entry per node.
 
     Attributes:
-        parent_rows: the row of each node's parent among the frontiers of all trees; never falling.
-        parents: each node's parent in its tree.
+        parent_rows: index of each node's parent among the frontier nodes of all trees, in ascending order.
+        parents: index of each node's parent in its tree.
         tokens: token ids.
         path_logprobs: log-probabilities of the paths from the roots.
-        scores: what the policy ranks the nodes by.
+        scores: the policy's scores.
         expand_flags: whether the policy expands the nodes.
     """
 
@@ -182,26 +181,26 @@ class _Level(NamedTuple):
     scores: list[float]
     expand_flags: list[bool]
 
-    def add_to(self, tree: GrowingTree, part: slice, row: int) -> None:
+    def add_to(self, tree: GrowingTree, columns: slice, row: int) -> None:
         """Add the nodes of one tree, and make those that the policy expands its frontier.
 
         Args:
             tree: the tree.
-            part: its nodes in the columns.
-            row: the row of the first node of its frontier so far.
+            columns: which entries are its nodes.
+            row: the row of the first node of its present frontier.
         """
         tree.first = len(tree.tokens)
-        tree.add(self.tokens[part], self.parents[part], self.path_logprobs[part], self.scores[part])
-        tree.above = self.parent_rows[part]
+        tree.add(self.tokens[columns], self.parents[columns], self.path_logprobs[columns], self.scores[columns])
+        tree.above = self.parent_rows[columns]
         tree.row = row
-        tree.frontier = [node for node, expands in enumerate(self.expand_flags[part], tree.first) if expands]
+        tree.frontier = [node for node, expands in enumerate(self.expand_flags[columns], tree.first) if expands]
 
 
 class Growth:
     """The trees of one round while they grow. Arguments are those of `grow`.
 
-    Trees are small and numpy calls expensive, so one call handles a level of all trees: arrays have a row for each
-    frontier node, tree by tree. A policy sees the rows of one tree.
+    Trees are small and numpy calls are slow, so one call handles a level of all trees. Arrays have a row per frontier
+    node, tree by tree. A policy sees the rows of one tree.
     """
 
     def __init__(
@@ -223,11 +222,11 @@ class Growth:
         self._may_exceed = policy.reranks and not self._draws
         self._is_foreign = not type(policy).__module__.startswith("drafttree.policies.")
         self._hooks = {hook for hook in HOOKS if getattr(type(policy), hook, None) is not getattr(TreePolicy, hook)}
-        # Per row: the frontier node, its path's log-probability and its label.
+        # per row: the frontier node, the log-probability of its path, and its label
         self._nodes = np.zeros(len(trees), dtype=int)
         self._paths = np.zeros(len(trees), dtype=np.float32)
         self._labels: Array | None = None
-        # The same per node of the newest level.
+        # the same for each node of the newest level
         self._level_paths = self._paths
         self._level_labels: Array | None = None
 
@@ -288,7 +287,7 @@ class Growth:
             begin = end
 
     def _children(self, logits: Tensor | Candidates, depth: int) -> _Children:
-        """The candidates that the policy sees and keeps or, if children are drawn, as many drawn tokens."""
+        """The best candidates and which of them the policy keeps. For draws, the same number of drawn children."""
         logprobs, tokens = best_candidates(logits, self._policy.candidates(depth), self._vocab)
         paths, layers = self._layers(logprobs, depth)
         masks = [self._kept(layer, tree) for layer, tree in zip(layers, self._growing, strict=True)]
@@ -319,20 +318,20 @@ class Growth:
         )
 
     def _scores(self, layers: Sequence[Layer], flat_indices: Array) -> list[float] | None:
-        """The policy's scores of the children at these places, None if they are the path log-probabilities."""
+        """The policy's scores of the children at these flat indices; None if these are the path log-probabilities."""
         if "score" not in self._hooks or all(layer.scores is layer.path_logprobs for layer in layers):
             return None
         return _joined([layer.scores for layer in layers]).reshape(-1)[flat_indices].tolist()
 
     def _child_labels(self, layers: Sequence[Layer], flat_indices: Array) -> Array | None:
-        """The policy's labels of the children at these places, None if it gives none."""
+        """The policy's labels of the children at these flat indices; None if it has no labels."""
         if "label" not in self._hooks:
             return None
         labels = [self._ask("label", layer) for layer in layers]
         return None if labels[0] is None else _joined(labels).reshape(-1)[flat_indices]
 
     def _expand_flags(self, children: _Children, flat_indices: Array) -> list[bool] | None:
-        """Whether the policy expands the children at these places, None if it expands all."""
+        """Whether the policy expands each child at these flat indices; None if it expands all."""
         if "expand" not in self._hooks:
             return None
         answers = [self._ask("expand", layer) for layer in children.layers]
@@ -361,7 +360,7 @@ class Growth:
     def _kept(self, layer: Layer, tree: GrowingTree) -> Array:
         """Bool `[frontier, candidates]`: which candidates the policy keeps.
 
-        They are cut to the budget here, unless children are drawn or the policy re-ranks.
+        Unless children are drawn or the policy re-ranks, they are cut to the budget.
         """
         keep_mask = self._ask("keep", layer)
         if keep_mask is not layer.possible:
@@ -379,7 +378,7 @@ class Growth:
         return self._ask("score", layer)
 
     def _ask(self, hook: str, layer: Layer) -> Any:
-        """The answer of a policy's hook, checked unless the policy is one of this package."""
+        """Call a hook of the policy, and check its answer unless the policy is one of this package."""
         answer = getattr(self._policy, hook)(layer)
         return self._checked(hook, answer, layer.logprobs.shape) if self._is_foreign else answer
 
@@ -394,8 +393,8 @@ class Growth:
             logits: the draft's `[rows, vocab]`.
 
         Returns:
-            Token ids and log-probabilities `[rows, children]` in draw order, and per growing tree how many children
-            each frontier node has, `[frontier, 1]`. Columns beyond that number mean nothing.
+            Token ids and log-probabilities `[rows, children]` in draw order. Per growing tree, the number of children
+            of each frontier node `[frontier, 1]`; further columns have no meaning.
         """
         depth = layers[0].depth
         child_counts = self._child_counts(masks, depth)
@@ -422,7 +421,7 @@ class Growth:
         return child_counts
 
     def _drawn(self, child_counts: Sequence[Sequence[int]], rows: Tensor, depth: int) -> Tensor:
-        """Draw so many children, and note in the trees the distributions that they came from.
+        """Draw these numbers of children, and store the distributions they came from in the trees.
 
         Args:
             child_counts: per growing tree and frontier node, the number of its children.
@@ -457,14 +456,14 @@ class Growth:
         return draws
 
     def add_chains(self, draft: DraftRows, count: int) -> bool:
-        """Add all further levels of trees that are chains, if the drafter can draft them in one call.
+        """Draft all further levels of chains in one call, if all trees are chains and the drafter can do so.
 
         Args:
             draft: the drafter's rows.
             count: levels to draft.
 
         Returns:
-            Whether they were added.
+            Whether the levels were added.
         """
         if any(len(tree.frontier) != 1 for tree in self._trees):
             return False
@@ -481,7 +480,8 @@ class Growth:
     def narrow(self, depth: int) -> bool:
         """Narrow the frontiers to the nodes that are expanded next, and return whether there are any.
 
-        A frontier is emptied if its tree is full or at its last level, or if the policy stops it; limits narrow others.
+        A frontier becomes empty if its tree is full or at its last level, or if the policy stops it. Limits narrow the
+        other frontiers.
 
         Args:
             depth: the depth of the frontiers.
@@ -513,7 +513,7 @@ class Growth:
         return bool(level_indices)
 
     def _end(self, tree: GrowingTree) -> Rule:
-        """The rule that ends a tree which its policy has not stopped."""
+        """Why a tree has ended, if its policy has not stopped it."""
         is_full = not self._may_exceed and len(tree.tokens) >= self._policy.budget
         return Rule.BUDGET if is_full else Rule.DEPTH
 
@@ -525,34 +525,35 @@ class Growth:
         answer = self._policy.stop(tree.tree(), frontier)
         return bool(self._checked("stop", answer, ()) if self._is_foreign else answer)
 
-    def _checked(self, hook: str, found: Any, shape: tuple[int, ...]) -> Any:
-        """Check the answer of a hook of a user's policy, and return it as an array of this shape.
+    def _checked(self, hook: str, answer: Any, shape: tuple[int, ...]) -> Any:
+        """Check the answer of a policy's hook, and return it as an array of this shape.
 
         Raises:
-            ConfigError: if the answer is no array of the kind in `HOOKS`, or does not broadcast to the shape.
+            ConfigError: if the answer is not of the kind in `HOOKS`, or does not broadcast to the shape.
         """
         dtype_kind = HOOKS[hook]
         name = f"{type(self._policy).__name__}.{hook}"
-        if found is None and hook in ("expand", "label", "stop"):
+        if answer is None and hook in ("expand", "label", "stop"):
             return None
-        found = np.asarray(found) if isinstance(found, bool | np.bool_) and not shape else found
-        if isinstance(found, np.ndarray) and found.dtype.kind == dtype_kind[0]:
-            if found.shape == shape:
-                return found
+        answer = np.asarray(answer) if isinstance(answer, bool | np.bool_) and not shape else answer
+        if isinstance(answer, np.ndarray) and answer.dtype.kind == dtype_kind[0]:
+            if answer.shape == shape:
+                return answer
             try:
-                return np.broadcast_to(found, shape)
+                return np.broadcast_to(answer, shape)
             except ValueError:
                 pass
-        if isinstance(found, Tensor):
+        if isinstance(answer, Tensor):
             raise ConfigError(f"{name} returns a torch tensor; policies decide on numpy arrays, see docs/writing.md")
-        description = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+        is_array = isinstance(answer, np.ndarray)
+        description = f"{answer.dtype} {list(answer.shape)}" if is_array else type(answer).__name__
         requirement = f"{dtype_kind} array that fits {list(shape)}" if shape else f"{dtype_kind}, or None"
         raise ConfigError(f"{name} returns {description}; it must return a {requirement}")
 
     def trees(self) -> list[DraftTree]:
-        """The finished trees; those of a policy that re-ranks are cut to their best nodes.
+        """The finished trees. A policy that re-ranks keeps the best nodes of each.
 
-        Not if they were drawn, since every drawn node stays, nor if there are limits, whose owner cuts them.
+        Drawn trees stay whole. With limits, the controller cuts the trees later.
         """
         for tree in self._trees:
             if tree.observer:
@@ -571,7 +572,7 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     Args:
         logits: `[nodes, columns]`, or candidates.
         width: tokens per row; all if there are fewer.
-        vocab: the first columns, which may be drafted; None for all. The others count among the probabilities.
+        vocab: the number of first columns that may be drafted; None for all. The others only count in the softmax.
 
     Returns:
         Log-probabilities and token ids `[nodes, width]`, the best first.
@@ -588,9 +589,9 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     else:
         tokens = argmax(rows)[..., None]
         logprobs = rows.gather(-1, tokens)
-    logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()  # numpy knows no narrower numbers
+    logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()  # numpy has no bfloat16
     if rows.is_cpu:
         return logprobs.numpy(), tokens.numpy()
-    # in one read; float32 holds ids below 2^24
+    # one read for both; float32 represents ids below 2^24 exactly
     host_logprobs, host_tokens = torch.stack((logprobs, tokens.to(logprobs.dtype))).cpu().numpy()
     return host_logprobs, host_tokens.astype(np.int64)

@@ -15,16 +15,16 @@ from drafttree.core.tree import DraftTree, GrowthObserver, Layer, Proposal, Rule
 from drafttree.evaluation.trace.trace import TracedNode
 
 MOST_CUT = 24
-"""The most cut candidates that a round shows, the most probable first; all others are only counted."""
+"""Maximum number of cut candidates that a round shows, the most probable first; others are only counted."""
 
 
 class Grown(NamedTuple):
-    """A tree as it grew. Parents are indices into `nodes`; texts, outcomes and target probabilities are not filled in.
+    """A tree as it grew. Parents are indices in `nodes`; texts, outcomes and target probabilities are not set yet.
 
     Attributes:
         nodes: the nodes that joined the tree, the root first, then candidates that did not.
         places: per node of the verified tree, its index in `nodes`.
-        cut: indices in `nodes` of the cut candidates and nodes that are shown.
+        cut: indices in `nodes` of the cut candidates and nodes to show.
         bonus: the bonus token, with the rule that kept it out of the tree.
         counts: by rule, the number of candidates and nodes that it cut.
     """
@@ -37,7 +37,7 @@ class Grown(NamedTuple):
 
     @classmethod
     def of_tree(cls, grown: DraftTree, tree: DraftTree, verdict: Verdict) -> "Grown":
-        """The growth that can be told from two trees alone.
+        """The growth that follows from two trees alone.
 
         Args:
             grown: the tree as the policy left it.
@@ -79,7 +79,7 @@ def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
 
 
 class _Level(NamedTuple):
-    """What growth told of a level.
+    """The record of a level's growth.
 
     Attributes:
         frontier: the nodes that were expanded.
@@ -144,20 +144,20 @@ class _LevelRow(NamedTuple):
 
 
 class GrowthRecord(GrowthObserver):
-    """Records how the tree of a round grows; it is read after the round, so that its time does not include that."""
+    """Records how the tree of a round grows. It is read after the round, so that its time does not count."""
 
     def __init__(self) -> None:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Forget the tree of the last round."""
+        """Delete the record of the last round."""
         self._guided = list[tuple[Tensor, Tensor]]()
         self._kept = list[tuple[Sequence[int], Layer, Array]]()
         self._joined = list[tuple[Array, Array]]()
         self._ended = dict[int, Rule]()
 
-    def guided(self, logits: Tensor, seen: Tensor) -> None:
-        self._guided.append((logits.clone(), seen.clone()))
+    def guided(self, logits: Tensor, guided_logits: Tensor) -> None:
+        self._guided.append((logits.clone(), guided_logits.clone()))
 
     def kept(self, frontier: Sequence[int], layer: Layer, keep: Array) -> None:
         self._kept.append((frontier, layer, keep))
@@ -193,12 +193,12 @@ class GrowthRecord(GrowthObserver):
 
 
 class _Growth:
-    """Reads what was recorded of a tree's growth.
+    """Works out, from the record of a tree's growth, what became of nodes and candidates.
 
     Args:
         tree: the tree that was verified.
         levels: the levels that grew.
-        ended: by node, the rule by which it was not expanded.
+        end_rules: by node, the rule by which it was not expanded.
         reranks: whether the policy drops nodes of the full-grown tree.
 
     Attributes:
@@ -208,9 +208,11 @@ class _Growth:
         counts: by rule, the number of candidates and nodes that it cut.
     """
 
-    def __init__(self, tree: DraftTree, levels: Sequence[_Level], ended: Mapping[int, Rule], *, reranks: bool) -> None:
+    def __init__(
+        self, tree: DraftTree, levels: Sequence[_Level], end_rules: Mapping[int, Rule], *, reranks: bool
+    ) -> None:
         self._tree = tree
-        self._ended = ended
+        self._end_rules = end_rules
         self._is_sampled = tree.proposal is not Proposal.TOP_K
         self._drop_rule = Rule.RERANK if reranks and not self._is_sampled else Rule.BUDGET
         self._rows = dict[int, _LevelRow]()
@@ -248,8 +250,8 @@ class _Growth:
                 self.nodes[index].rule = self._leaf_rule(index)
 
     def _leaf_rule(self, index: int) -> Rule:
-        if index in self._ended:
-            return self._ended[index]
+        if index in self._end_rules:
+            return self._end_rules[index]
         if index not in self._rows:
             return Rule.DEPTH
         return self._drop_rule if self._rows[index].keeps_any else Rule.KEEP

@@ -1,4 +1,4 @@
-"""The data of a round, made of its tree as it grew and was judged."""
+"""Makes the data of a round from its tree as it grew and was verified."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -85,7 +85,7 @@ def phases(cost: TextRound) -> dict[str, float]:
 
 
 class TokenTexts:
-    """The texts of tokens, which depend on the token before; each pair is decoded once.
+    """The texts of tokens, which depend on the token before; each pair of tokens is decoded once.
 
     Args:
         tokenizer: decodes the tokens; None to show token ids.
@@ -93,31 +93,36 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[tuple[int | None, int], str] = {}
+        self._pieces: dict[tuple[int | None, int], str] = {}
 
-    def piece(self, before: int | None, token: int) -> str:
-        """The text of a token after another one, None for none; special tokens by their name.
+    def piece(self, previous_token: int | None, token: int) -> str:
+        """The text of a token after another one, or at the beginning if that is None; special tokens by name.
 
         Some tokenizers drop the space at the beginning of a text, so a token is decoded together with the one before.
         """
-        if (before, token) not in self._known:
-            self._known[before, token] = self._piece(before, token)
-        return self._known[before, token]
+        if (previous_token, token) not in self._pieces:
+            self._pieces[previous_token, token] = self._piece(previous_token, token)
+        return self._pieces[previous_token, token]
 
-    def fill(self, traced_round: TracedRound, before: int | None) -> TracedRound:
-        """Fill in the texts of a round and return it; `before` is the token before its root, None if there is none."""
+    def fill(self, traced_round: TracedRound, previous_token: int | None) -> TracedRound:
+        """Set the texts of a round's tokens and return the round.
+
+        Args:
+            traced_round: the round.
+            previous_token: the token before its root; None if there is none.
+        """
         for node in (*traced_round.nodes, traced_round.bonus):
-            parent_token = before if node.parent < 0 else traced_round.nodes[node.parent].token
+            parent_token = previous_token if node.parent < 0 else traced_round.nodes[node.parent].token
             node.text = self.piece(parent_token, node.token)
         return traced_round
 
-    def _piece(self, before: int | None, token: int) -> str:
+    def _piece(self, previous_token: int | None, token: int) -> str:
         if self._tokenizer is None:
             return f" {token}"
-        if before is None:
+        if previous_token is None:
             return self._decode(token)
-        head = self._decode(before)
-        joint_text = self._decode(before, token)
+        head = self._decode(previous_token)
+        joint_text = self._decode(previous_token, token)
         return joint_text[len(head) :] if joint_text.startswith(head) else self._decode(token)
 
     def _decode(self, *tokens: int) -> str:

@@ -1,4 +1,4 @@
-"""The rounds of a request in an engine as plain data: trees as they grew, were cut to the budget and were judged."""
+"""The rounds of a request in an engine as plain data: trees as they grew, were cut to a budget and verified."""
 
 from collections import deque
 from typing import NamedTuple
@@ -17,17 +17,17 @@ class ServedRound(NamedTuple):
     """A round of a request.
 
     Attributes:
-        traced: the data of the round. Cut nodes were drafted and exceeded the budget of the batch; the drafter's
+        traced: the data of the round. Its cut nodes were drafted, but exceeded the budget of the batch. Its draft
             probabilities are those that the policy saw.
         cost: the cost of the round.
         reason: why nothing was drafted for any request; None if something was.
-        before: the token before the root; None if there is none.
+        previous_token: the token before the root; None if there is none.
     """
 
     traced: TracedRound
     cost: TextRound
     reason: str | None
-    before: int | None
+    previous_token: int | None
 
 
 class TracingObserver(RoundObserver):
@@ -39,7 +39,7 @@ class TracingObserver(RoundObserver):
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._seen: deque[ServedRound] = deque()
+        self._rounds: deque[ServedRound] = deque()
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         self._grown = grown
@@ -50,12 +50,12 @@ class TracingObserver(RoundObserver):
     ) -> None:
         traced = read_round(Grown.of_tree(self._grown, tree, verdict), request, tree, logits, verdict, text_round)
         root = len(request.tokens) - text_round.committed - 1
-        self._seen.append(ServedRound(traced, text_round, self._reason, request.tokens[root - 1] if root else None))
+        self._rounds.append(ServedRound(traced, text_round, self._reason, request.tokens[root - 1] if root else None))
 
     def take(self) -> ServedRound | None:
-        """Take out the oldest round, None if there is none; another thread than the engine's may call this."""
-        if not self._seen:
+        """Remove and return the oldest round; None if there is none. A thread other than the engine's may call this."""
+        if not self._rounds:
             return None
-        served_round = self._seen.popleft()
-        self._texts.fill(served_round.traced, served_round.before)
+        served_round = self._rounds.popleft()
+        self._texts.fill(served_round.traced, served_round.previous_token)
         return served_round

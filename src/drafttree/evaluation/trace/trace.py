@@ -91,7 +91,7 @@ class TracedRound:
 
     @property
     def rejected(self) -> list[int]:
-        """The drafter's own continuation of the accepted path: at each depth, the likeliest child of the node above."""
+        """The path that the drafter preferred after the accepted path: at each depth, the likeliest child."""
         rejected_path = list[int]()
         parent = self.path[-1]
         while children := [node for node in range(1, self.size) if self.nodes[node].parent == parent]:
@@ -125,7 +125,7 @@ class Trace:
 
     Attributes:
         prompt: the prompt before the text.
-        pieces: the text in a piece per token, which may be empty.
+        pieces: the text in one piece per token; a piece may be empty.
         setting: names of target, drafter, policy and verifier, then precision, temperature, seed and fidelity in words.
         sampled: whether the children in the trees were drawn.
         finish_reason: why the text ended, as in `Generation`.

@@ -33,7 +33,7 @@ class Tracer:
         rounds: rounds so far.
 
     Raises:
-        DraftTreeError: As for `Decoder.generate`.
+        DraftTreeError: as for `Decoder.generate`.
     """
 
     def __init__(self, decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> None:
@@ -58,12 +58,13 @@ class Tracer:
                 except KeyboardInterrupt:
                     request.end("interrupted")
                     return
-                self.rounds.append(self._texts.fill(self._recorder.traced(request), previous_token))
-                yield self.rounds[-1]
+                traced_round = self._recorder.traced(request)
+                self.rounds.append(self._texts.fill(traced_round, previous_token))
+                yield traced_round
 
     @property
     def prompt(self) -> str:
-        """The prompt as text, special tokens by their name."""
+        """The prompt as text, with special tokens shown by name."""
         tokens = self.request.tokens[: len(self.request.task.prompt)]
         if self._decoder.tokenizer is None:
             return "".join(self._texts.piece(None, token) for token in tokens).strip()
@@ -83,7 +84,7 @@ class Tracer:
         )
 
     def _pieces(self, generation: Generation) -> list[str]:
-        """The text in a piece per token: the characters that the token completed."""
+        """The text in one piece per token: the characters that the token completed."""
         if self._decoder.tokenizer is None:
             return [self._texts.piece(None, token) for token in generation.tokens]
         pieces = [""] * len(generation.tokens)
@@ -93,10 +94,10 @@ class Tracer:
 
 
 class _RoundRecorder(GrowthRecord, RoundObserver):
-    """Records the latest round; it is read after the round, so that its time does not include that."""
+    """Records the latest round. It is read after the round, so that its time does not count."""
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
-        """Do nothing; the growth of the tree has told more."""
+        """Do nothing: the growth observer has seen more of the tree."""
 
     def settled(
         self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, text_round: TextRound
@@ -107,13 +108,13 @@ class _RoundRecorder(GrowthRecord, RoundObserver):
     def traced(self, request: Request) -> TracedRound:
         """The data of the recorded round, without the texts of its tokens."""
         tree, logits, verdict, _ = self._settled
-        columns = request.task.verifier.sampling, logits.shape[-1]
-        grown = self.read(tree, verdict, *columns, reranks=request.task.policy.reranks)
+        sampling = request.task.verifier.sampling
+        grown = self.read(tree, verdict, sampling, logits.shape[-1], reranks=request.task.policy.reranks)
         return read_round(grown, request, *self._settled)
 
 
 def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
-    """The setting of a text in words."""
+    """The setting of a text, as `Trace.setting`."""
     sampling = request.task.verifier.sampling
     names = PartNames.of(decoder)._replace(verifier=VERIFIER_CLASSES.name_of(type(request.task.verifier)))
     return {
@@ -136,7 +137,7 @@ def trace_text(decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOpt
         The trace, whose text is that of `Decoder.generate`.
 
     Raises:
-        DraftTreeError: As for `Decoder.generate`.
+        DraftTreeError: as for `Decoder.generate`.
     """
     tracer = Tracer(decoder, prompt, **options)
     for _ in tracer.run():

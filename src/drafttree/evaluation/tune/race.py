@@ -18,16 +18,16 @@ from drafttree.measure.method import PLAIN
 FIRST_TEXTS = 2
 """Texts of every way in the first rung by default."""
 LEAST_PROMPTS = 3
-"""Prompts from which on an interval is over prompts; fewer say nothing about other prompts."""
+"""The fewest prompts for an interval over prompts; fewer say nothing about other prompts."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What a text took.
+    """The cost of a text.
 
     Attributes:
         metrics: the metrics of the text.
-        seconds: seconds of the text and of everything that had to be done before it.
+        seconds: seconds of the text and of what had to be done before it, such as a warm-up.
     """
 
     metrics: Metrics
@@ -50,11 +50,11 @@ class Rung:
 
 
 class Race:
-    """Runs the texts of several ways by turns.
+    """Writes the texts of several ways by turns.
 
     Args:
-        measure: runs a text, given the name of the way and the number of the text.
-        prompts: the number of prompts; text number n continues prompt n modulo this.
+        measure: writes a text, given the name of the way and the number of the text.
+        prompts: the number of prompts; text n continues prompt n modulo this.
         spent: seconds spent before the race.
 
     Attributes:
@@ -68,13 +68,13 @@ class Race:
         self.spent = spent
         self.runs: dict[str, dict[int, Timed]] = {}
 
-    def run(self, ways: Sequence[str], texts: int, until: float) -> bool:
+    def run(self, ways: Sequence[str], texts: int, time_limit: float) -> bool:
         """Run the first texts in all ways, except runs that are done.
 
         Args:
             ways: names of the ways.
             texts: texts per way.
-            until: seconds; once they are spent, no run begins.
+            time_limit: seconds; once they are spent, no run begins.
 
         Returns:
             Whether the time was enough.
@@ -83,7 +83,7 @@ class Race:
             way_runs = self.runs.setdefault(way, {})
             if text in way_runs:
                 continue
-            if self.spent >= until:
+            if self.spent >= time_limit:
                 return False
             way_runs[text] = self.measure(way, text)
             self.spent += way_runs[text].seconds
@@ -110,9 +110,9 @@ class Race:
         return Interval(ratio.mean - 1, low, high)
 
     def ratio_to(self, way: str, rival: str) -> Interval | None:
-        """The decoding speed of a way over another's, with its interval; None if they share no text.
+        """The ratio of two ways' decoding speeds, with its interval; None if they share no text.
 
-        A sample is a prompt. If there are too few prompts, it is a text, and the interval holds for these prompts only.
+        A sample is a prompt. With too few prompts it is a text, and the interval holds for these prompts only.
         """
         way_runs, rival_runs = self.runs.get(way, {}), self.runs.get(rival, {})
         texts_by_sample: dict[int, list[int]] = {}
@@ -128,13 +128,13 @@ class Race:
     def _sample(self, text: int) -> int:
         return text % self.prompts if self.prompts >= LEAST_PROMPTS else text
 
-    def halve(self, ways: Sequence[str], until: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
+    def halve(self, ways: Sequence[str], time_limit: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
         """Run rung after rung, each with the better half of the ways and twice as many texts.
 
         Args:
             ways: names of the ways, without plain decoding, which runs in every rung. If the time is too short for all,
                 the first ones race. Runs that are done are not repeated.
-            until: seconds; once they are spent, no run begins.
+            time_limit: seconds; once they are spent, no run begins.
             texts: texts per way in the first rung.
 
         Returns:
@@ -142,7 +142,7 @@ class Race:
         """
         self.run([PLAIN], 1, math.inf)
         finished_count = sum(min(len(self.runs.get(way, {})), texts) for way in ways)
-        affordable_runs = (until - self.spent) / self.runs[PLAIN][0].metrics.seconds + finished_count
+        affordable_runs = (time_limit - self.spent) / self.runs[PLAIN][0].metrics.seconds + finished_count
         way_count = len(ways)
         while way_count > 1 and planned_runs(way_count, texts) > affordable_runs:
             way_count -= 1
@@ -150,7 +150,7 @@ class Race:
         rungs = list[Rung]()
         dropped_ways = list[str]()
         while True:
-            complete = self.run([PLAIN, *ways], texts, until)
+            complete = self.run([PLAIN, *ways], texts, time_limit)
             rungs.append(Rung(len(ways), texts, complete))
             ranked = self.ranked(ways)
             if not complete or len(ranked) <= 2:
@@ -162,7 +162,12 @@ class Race:
 
 
 def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
-    """The runs of a race with time for all rungs, plain decoding's included, by the number of ways and first texts."""
+    """The number of runs of a race that has time for all rungs, plain decoding's included.
+
+    Args:
+        ways: number of ways, without plain decoding.
+        texts: texts per way in the first rung.
+    """
     runs = 0
     previous_texts = 0
     while True:
@@ -180,6 +185,6 @@ def _total(runs: Mapping[int, Timed], texts: Iterable[int]) -> Metrics:
 
 
 def _decoding(runs: Mapping[int, Timed], texts: Iterable[int]) -> Run:
-    """Tokens and seconds of decoding of some texts together."""
+    """Tokens and decoding seconds of some texts together."""
     total = _total(runs, texts)
     return total.tokens, total.decoding_seconds

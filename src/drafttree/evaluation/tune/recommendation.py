@@ -32,7 +32,7 @@ class TunedMethod:
         drafter: the name of the drafter.
         policy: the canonical specification of the policy.
         texts: texts that were compared with plain decoding.
-        ratio: decoding speed over plain decoding's; None if the times tell none.
+        ratio: decoding speed over plain decoding's; None if `Speedup.doubt` speaks against it.
         draft_temperature: the draft temperature of the texts.
     """
 
@@ -43,8 +43,8 @@ class TunedMethod:
     draft_temperature: float = 1.0
 
     def __str__(self) -> str:
-        warmth = "" if self.draft_temperature == 1 else f" at draft temperature {self.draft_temperature:g}"
-        return f"{self.drafter} with {self.policy}{warmth}"
+        temperature = "" if self.draft_temperature == 1 else f" at draft temperature {self.draft_temperature:g}"
+        return f"{self.drafter} with {self.policy}{temperature}"
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Tuning:
         costs: the cost curve of its drafter.
         expected: R by the cost curve and by what was accepted in the texts of the choice.
         gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
-        confirmed: whether the gain was measured after the choice, so that it is not biased by it, on several prompts.
-        apart: whether the gain was measured on prompts that the choice had not seen.
+        confirmed: whether the gain was measured after the choice, so without its bias, and on several prompts.
+        apart: whether the gain was measured on prompts that were not used for the choice.
         speedup: the texts that the gain was measured on, compared with plain decoding; None if there is no best way.
         ways: all ways that were tried, those of the last rung first and the fastest of a rung first.
         rungs: the rungs of the successive halving.
@@ -125,7 +125,7 @@ class Tuning:
 
     @property
     def recommends(self) -> bool:
-        """Whether anything is recommended, if only not to speculate: the gain is confirmed and the tuning complete."""
+        """Whether anything is recommended, even plain decoding: the gain is confirmed and the tuning complete."""
         has_verdict = self.speedup is not None and (not self.doubt or self.speedup.drafts_nothing)
         return self.confirmed and not self.interrupted and has_verdict
 
@@ -136,11 +136,11 @@ class Tuning:
 
     @property
     def doubt(self) -> str | None:
-        """Why the times tell no gain; None if they do."""
+        """Why no gain is reported (`Speedup.doubt`); None if there is no doubt."""
         return self.speedup.doubt if self.speedup else None
 
     def summary(self) -> dict[str, object]:
-        """All figures, for JSON: ratios are None if the times tell none, the margin if its interval has no ends."""
+        """All figures, for JSON. Ratios are None if there is a doubt; the margin, if it is infinite."""
         is_conclusive = not self.doubt
         gain = self.gain
         margin = gain.margin if gain and math.isfinite(gain.margin) else None
@@ -175,7 +175,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
         verifier: the name of its verifier, or "auto".
 
     Raises:
-        ConfigError: If the target is not a transformers model, and so could not be recognised later.
+        ConfigError: the target is not a transformers model, which could not be recognised later.
     """
     model = transformers_model(decoder)
     drafter_model = None
@@ -222,14 +222,14 @@ def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
     return shlex.join(word for name, value in options.items() for word in (f"--{name}", value))
 
 
-def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: str) -> dict[str, str]:
-    """The options of `load` by the recommendation, with `others` only if a drafter and a policy are named."""
+def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **other_options: str) -> dict[str, str]:
+    """The options of `load` for the recommendation; `other_options` are added if it names a drafter and a policy."""
     if saved:
         return {"policy": str(saved)}
     if not (tuning.speculates and tuning.best):
         return {"drafter": "none"}
     verifier_option = {"verifier": verifier} if verifier != "auto" else {}
-    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **others, **verifier_option}
+    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **other_options, **verifier_option}
 
 
 def _draft_temperature(tuning: Tuning) -> float | None:
@@ -239,6 +239,6 @@ def _draft_temperature(tuning: Tuning) -> float | None:
 
 
 def _lasting(name: str) -> str:
-    """A model's name that is valid in any working folder: folders become absolute."""
+    """A model's name that is valid in any working folder; a folder becomes its absolute path."""
     prefix, model = (MIXED, name.removeprefix(MIXED)) if name.startswith(MIXED) else ("", name)
     return prefix + (str(Path(model).resolve()) if model not in zoo.NAMES and Path(model).is_dir() else model)

@@ -37,24 +37,24 @@ GRID = (
     "eagle",
     "opt-tree",
 )
-"""Policies that are tried with every drafter; if time is short, the first ones are."""
+"""Policies that are tried with every drafter; if time is short, only the first ones."""
 DRAFT_TEMPERATURES = (0.6, 0.8, 1.25)
-"""Draft temperatures that the best ways race at besides 1; if time is short, the first ones are tried."""
-SURVIVORS, WARM_TEXTS = 2, 4
-"""How many ways race at draft temperatures other than 1, and their texts in the first rung.
+"""Draft temperatures besides 1 at which the best ways race; if time is short, only the first ones."""
+SURVIVORS, TEMPERATURE_TEXTS = 2, 4
+"""Number of ways that race at draft temperatures other than 1, and of their texts in the first rung.
 
-There are more texts than for policies, since draft temperatures differ less.
+There are more texts than in the race of policies, since draft temperatures differ less.
 """
 LEAST_TOKENS, LEAST_PROMPTS = 4, 9
-"""The fewest tokens of a prompt that is used, and the fewest prompts of which some are held out to confirm."""
-EVERY = 3
-"""Every third prompt is held out from the choice, and confirms it."""
-CHOOSING, TEMPERING = 0.6, 0.8
-"""Shares of the time at which the choice of drafter and policy ends, and that of the draft temperature."""
-CONFIRMING = 16
-"""Texts of each finalist that confirm the choice; more if more prompts are held out."""
+"""The fewest tokens of a prompt that is used, and the fewest prompts for which some are held out."""
+HOLDOUT_EVERY = 3
+"""One in this many prompts is held out from the choice, and confirms it."""
+CHOICE_END, TEMPERATURE_END = 0.6, 0.8
+"""Shares of the time after which the choice of drafter and policy ends, and the choice of draft temperature."""
+CONFIRMATION_TEXTS = 16
+"""Texts of each finalist that confirm the choice; more if there are more prompts held out."""
 WARM_UP = 8
-"""New tokens of the text that warms up a way."""
+"""Tokens of the short text that each way writes before its times count."""
 
 
 class _Way(NamedTuple):
@@ -82,18 +82,18 @@ class MeasuredCosts:
 
 
 def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
-    """Load drafters; return those that fit the target by name, and the reason for each that does not.
+    """Load drafters; return those that fit the target, and the reason for each that does not, by name.
 
     Args:
         decoder: the decoder, for its target and tokenizer.
         names: drafters as `drafttree.load` takes them, except "auto" and "none".
 
     Raises:
-        ConfigError: If "auto" or "none" is among the names.
-        ModelError: If no drafter can be used; the message gives the reason for each.
+        ConfigError: "auto" or "none" is among the names.
+        ModelError: no drafter can be used; the message gives the reason for each.
     """
     if reserved_names := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"{reserved_names.pop()!r} is not a drafter; plain decoding is run in any case")
+        raise ConfigError(f"{reserved_names.pop()!r} is not a drafter; leave it out: plain decoding is always included")
     target = transformers_model(decoder)
     drafters = {}
     left_out = {}
@@ -113,10 +113,11 @@ def _no_drafter(left_out: Mapping[str, str]) -> ModelError:
 
 
 def planned_texts(prompts: int, ways: int) -> int:
-    """The most texts that a tuning writes, if time is not short."""
+    """Maximum number of texts that a tuning writes, if time is not short."""
     survivors = min(SURVIVORS, ways)
-    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
-    return planned_runs(ways) + warm + 3 * max(CONFIRMING, int(prompts / EVERY))
+    temperature_ways = survivors * (1 + len(DRAFT_TEMPERATURES))
+    temperature_runs = planned_runs(temperature_ways, TEMPERATURE_TEXTS) - planned_runs(survivors)
+    return planned_runs(ways) + temperature_runs + 3 * max(CONFIRMATION_TEXTS, int(prompts / HOLDOUT_EVERY))
 
 
 def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
@@ -149,8 +150,8 @@ def tune(
 ) -> Tuning:
     """Find the drafter and the policy that decode the prompts fastest, and whether that beats plain decoding.
 
-    Most prompts serve the choice, which is made by successive halving; the best two ways then race at other draft
-    temperatures too. The other prompts confirm the winner against plain decoding, and its draft temperature against 1.
+    Most prompts serve the choice. It is made by successive halving, after which the best two ways race at other draft
+    temperatures. The other prompts confirm the winner against plain decoding, and its draft temperature against 1.
 
     Args:
         decoder: the decoder, for its target, verifier and tokenizer.
@@ -162,15 +163,15 @@ def tune(
         minutes: minutes for everything; a text that has begun is finished.
         left_out: by name, why a drafter could not be loaded; becomes part of `Tuning.left_out`.
         progress: called after every text with the name of its way.
-        store: keeps finished runs; by default none. A run taken from it counts the time that it took when it was made.
+        store: keeps finished runs; by default none. A stored run counts with the time that it took at first.
         **options: options of `Decoder.new_request` except `draft_temperature`; the seed is 0 unless given, so that all
             ways write the same texts.
 
     Raises:
-        ConfigError: If `minutes` is not above 0, no policy is lossless with the verifier, `draft_temperature` is given,
+        ConfigError: `minutes` is not above 0, no policy is lossless with the verifier, `draft_temperature` is given,
             or 1 is among `draft_temperatures`.
-        InputError: If no prompt is long enough.
-        ModelError: If no drafter can draft for the target.
+        InputError: no prompt is long enough.
+        ModelError: no drafter can draft for the target.
     """
     _check_options(minutes, draft_temperatures, options)
     prompt_split = _PromptSplit.of(prompts)
@@ -182,15 +183,15 @@ def tune(
     contest = _Contest(_Writer(plain, ways, {"seed": 0, **options}), prompt_split, store, progress)
     contest.choosing.spent = costed_drafters.seconds
     with store.interruptible():
-        contest.choose(60 * minutes * CHOOSING)
-        contest.choose_temperature(draft_temperatures, 60 * minutes * TEMPERING, greedy=greedy)
-        contest.confirm(max(CONFIRMING, len(prompt_split.holdout)), 60 * minutes)
+        contest.choose(60 * minutes * CHOICE_END)
+        contest.choose_temperature(draft_temperatures, 60 * minutes * TEMPERATURE_END, greedy=greedy)
+        contest.confirm(max(CONFIRMATION_TEXTS, len(prompt_split.holdout)), 60 * minutes)
     if not contest.choosing.runs.get(PLAIN):
         raise KeyboardInterrupt
     contest.rank_what_ran()
     temperature_gain = contest.temperature_gain()
     if temperature_gain and not temperature_gain.pays:
-        contest.prefer(contest.coldest)
+        contest.prefer(contest.best_at_one)
     return _outcome(contest, prompt_split, costed_drafters.left_out, temperature_gain, interrupted=store.interrupted)
 
 
@@ -221,7 +222,7 @@ class _PromptSplit(NamedTuple):
         """Split prompts.
 
         Raises:
-            InputError: If no prompt is long enough.
+            InputError: no prompt is long enough.
         """
         choice = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
         if not choice:
@@ -232,8 +233,8 @@ class _PromptSplit(NamedTuple):
         too_short = len(prompts) - len(choice)
         if len(choice) < LEAST_PROMPTS:
             return cls(choice, [], too_short)
-        holdout = choice[EVERY - 1 :: EVERY]
-        del choice[EVERY - 1 :: EVERY]
+        holdout = choice[HOLDOUT_EVERY - 1 :: HOLDOUT_EVERY]
+        del choice[HOLDOUT_EVERY - 1 :: HOLDOUT_EVERY]
         return cls(choice, holdout, too_short)
 
     @property
@@ -273,7 +274,7 @@ class _CostedDrafters(NamedTuple):
         """Measure the costs of drafters, or take them from the store; arguments as for `tune`.
 
         Raises:
-            ModelError: If no drafter can draft.
+            ModelError: no drafter can draft.
         """
         decoders = dict[str, Decoder]()
         unfit = dict(left_out)
@@ -299,7 +300,7 @@ def _ways(
     """Every policy that is lossless with the verifier, with every drafter, at draft temperature 1.
 
     Raises:
-        ConfigError: If no policy is lossless with the verifier.
+        ConfigError: no policy is lossless with the verifier.
     """
     ways = {}
     for spec, policy in parse_policies(policies).items():
@@ -312,7 +313,7 @@ def _ways(
 
 
 class _Writer:
-    """Writes and times texts in any way. Before the first text of a way, a short one warms it up.
+    """Writes and times texts. Before the first text of a way, it writes a short one to warm up.
 
     Args:
         plain: the decoder of plain decoding.
@@ -327,7 +328,7 @@ class _Writer:
         self._warmed_ways = set[str]()
 
     def write(self, way: str, prompt: list[int]) -> Timed:
-        """Write a text; its time includes that of a warm-up."""
+        """Write a text; its time includes that of the warm-up, if there is one."""
         decoder = self._plain if way == PLAIN else self.ways[way].decoder
         warm_up_seconds = 0.0
         if way not in self._warmed_ways:
@@ -341,33 +342,35 @@ class _Writer:
 class _Contest:
     """The two races of a tuning: one chooses among the ways, the other confirms the choice.
 
-    After an interruption, the attributes hold what was found before.
+    After an interruption, the attributes hold the results so far.
 
     Args:
         writer: writes the texts of both races.
-        split: the prompts of both.
+        prompt_split: the prompts of both.
         store: keeps finished texts.
         progress: called after every text with its way.
 
     Attributes:
-        ways: the ways by name; those at other draft temperatures than 1 are added before they race.
+        ways: the ways by name; those at draft temperatures other than 1 are added before they race.
         choosing: the race that chooses.
         confirming: the race that confirms.
         ranked: ways that ran, the best first.
         rungs: rungs of the choice at draft temperature 1.
-        warm_rungs: rungs of the choice among draft temperatures.
+        temperature_rungs: rungs of the choice among draft temperatures.
     """
 
-    def __init__(self, writer: _Writer, split: _PromptSplit, store: RunStore, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, writer: _Writer, prompt_split: _PromptSplit, store: RunStore, progress: Callable[[str], None]
+    ) -> None:
         self.ways = writer.ways
         self.ranked = list[str]()
         self.rungs = list[Rung]()
-        self.warm_rungs = list[Rung]()
+        self.temperature_rungs = list[Rung]()
         self._writer = writer
         self._store = store
         self._progress = progress
-        self.choosing = self._race("choose", split.choice)
-        self.confirming = self._race("confirm", split.confirmation)
+        self.choosing = self._race("choose", prompt_split.choice)
+        self.confirming = self._race("confirm", prompt_split.confirmation)
 
     def _race(self, phase: str, prompts: list[list[int]]) -> Race:
         def measure(way: str, text: int) -> Timed:
@@ -378,31 +381,31 @@ class _Contest:
 
         return Race(measure, len(prompts))
 
-    def choose(self, until: float) -> None:
-        """Race all ways until so many seconds are spent."""
-        self.ranked, self.rungs = self.choosing.halve(list(self.ways), until)
+    def choose(self, time_limit: float) -> None:
+        """Race all ways until this number of seconds is spent."""
+        self.ranked, self.rungs = self.choosing.halve(list(self.ways), time_limit)
 
-    def choose_temperature(self, draft_temperatures: Sequence[float], until: float, *, greedy: bool) -> None:
+    def choose_temperature(self, draft_temperatures: Sequence[float], time_limit: float, *, greedy: bool) -> None:
         """Race the best ways at other draft temperatures too, if the choice among all ways is complete."""
         if not self.rungs[-1].complete:
             return
-        warm_ways = _warmer(self.ways, self.ranked, draft_temperatures, greedy=greedy)
-        if warm_ways:
-            self.ways |= warm_ways
-            fastest_ways, self.warm_rungs = self.choosing.halve(
-                [*self.ranked[:SURVIVORS], *warm_ways], until, WARM_TEXTS
+        temperature_ways = _at_temperatures(self.ways, self.ranked, draft_temperatures, greedy=greedy)
+        if temperature_ways:
+            self.ways |= temperature_ways
+            fastest_ways, self.temperature_rungs = self.choosing.halve(
+                [*self.ranked[:SURVIVORS], *temperature_ways], time_limit, TEMPERATURE_TEXTS
             )
             self.prefer(*fastest_ways)
 
-    def confirm(self, texts: int, until: float) -> None:
+    def confirm(self, texts: int, time_limit: float) -> None:
         """Race the best way, the best at draft temperature 1 and plain decoding on the prompts of the confirmation."""
         self.confirming.spent = self.choosing.spent
         if self.ranked:
-            finalists = dict.fromkeys([PLAIN, self.ranked[0], self.coldest])
-            self.confirming.run([*finalists], texts, until)
+            finalists = dict.fromkeys([PLAIN, self.ranked[0], self.best_at_one])
+            self.confirming.run([*finalists], texts, time_limit)
 
     def rank_what_ran(self) -> None:
-        """Rank the ways if the choice was interrupted before it could."""
+        """Rank the ways that ran, if the choice was interrupted before it ranked any."""
         self.ranked = self.ranked or self.choosing.ranked(self.ways)
 
     def prefer(self, *names: str) -> None:
@@ -415,7 +418,7 @@ class _Contest:
         return self.ranked[0] if self.ranked else None
 
     @property
-    def coldest(self) -> str:
+    def best_at_one(self) -> str:
         """The best way at draft temperature 1."""
         return next(name for name in self.ranked if self.ways[name].draft_temperature == 1)
 
@@ -424,7 +427,7 @@ class _Contest:
         way = next((name for name in self.ranked if self.ways[name].draft_temperature != 1), None)
         if way is None:
             return None
-        rival = self.coldest
+        rival = self.best_at_one
         confirmed = self.confirming.ratio_to(way, rival)
         ratio = confirmed or self.choosing.ratio_to(way, rival)
         way_name, rival_name = (f"{self.ways[name].drafter} with {self.ways[name].policy}" for name in (way, rival))
@@ -432,7 +435,7 @@ class _Contest:
         return ratio and TemperatureGain(temperature, way_name, rival_name, ratio, confirmed is not None)
 
     def methods(self) -> list[TunedMethod]:
-        """What the choice measured of each way, the best first."""
+        """The measurements of each way in the choice, the best way first."""
         methods = []
         for name in self.ranked:
             way = self.ways[name]
@@ -445,7 +448,7 @@ class _Contest:
 
 def _outcome(
     contest: _Contest,
-    split: _PromptSplit,
+    prompt_split: _PromptSplit,
     left_out: dict[str, str],
     temperature_gain: TemperatureGain | None,
     *,
@@ -464,42 +467,42 @@ def _outcome(
         costs=costs,
         expected=_expected(contest.choosing.speedup(best_way).drafted, costs) if best_way and costs else 0.0,
         gain=judged_race.gain(best_way) if best_way else None,
-        confirmed=confirmed and not split.is_one_prompt,
-        apart=bool(split.holdout) and confirmed,
+        confirmed=confirmed and not prompt_split.is_one_prompt,
+        apart=bool(prompt_split.holdout) and confirmed,
         speedup=judged_race.speedup(best_way) if best_way else None,
         ways=methods,
-        rungs=[*contest.rungs, *contest.warm_rungs],
+        rungs=[*contest.rungs, *contest.temperature_rungs],
         missing=_missing(contest, confirmed=confirmed),
         left_out=left_out,
-        too_short=split.too_short,
+        too_short=prompt_split.too_short,
         interrupted=interrupted,
         temperature_gain=temperature_gain,
-        one_prompt=split.is_one_prompt,
+        one_prompt=prompt_split.is_one_prompt,
     )
 
 
-def _warmer(
+def _at_temperatures(
     ways: Mapping[str, _Way], ranked: Sequence[str], draft_temperatures: Sequence[float], *, greedy: bool
 ) -> dict[str, _Way]:
     """The best ways at other draft temperatures, those of the first way first.
 
-    Ways with a lossy verifier are left out, since their texts depend on the drafts, and so are greedy chains, which are
-    the same at any draft temperature. All other ways keep the target's texts or their distribution.
+    A way with a lossy verifier is left out, since its texts depend on the drafts. So is a greedy chain, which is the
+    same at any draft temperature. All other ways keep the target's texts or their distribution.
     """
-    warm_ways = {}
+    temperature_ways = {}
     for name in ranked[:SURVIVORS]:
         decoder = ways[name].decoder
         if not ((decoder.verifier and not decoder.verifier.lossless) or (greedy and isinstance(decoder.policy, Chain))):
             for temperature in draft_temperatures:
-                warm_decoder = decoder.with_defaults(draft_temperature=temperature).with_costs(decoder.costs())
-                warm_ways[f"{name}, draft temperature {temperature:g}"] = ways[name]._replace(
-                    draft_temperature=temperature, decoder=warm_decoder
+                temperature_decoder = decoder.with_defaults(draft_temperature=temperature).with_costs(decoder.costs())
+                temperature_ways[f"{name}, draft temperature {temperature:g}"] = ways[name]._replace(
+                    draft_temperature=temperature, decoder=temperature_decoder
                 )
-    return warm_ways
+    return temperature_ways
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
-    """R of rounds by a cost curve: what their tokens cost in plain rounds, over what the rounds cost."""
+    """The speed-up R by a cost curve: the cost of the tokens in plain rounds over the cost of the rounds."""
     total_cost = sum(
         costs.round(text_round.nodes, text_round.widths, text_round.source) for text_round in metrics.rounds
     )
@@ -507,23 +510,25 @@ def _expected(metrics: Metrics, costs: CostCurve) -> float:
 
 
 def _missing(contest: _Contest, *, confirmed: bool) -> list[str]:
-    """What was not measured, a clause each."""
-    warm_ways = [name for name, way in contest.ways.items() if way.draft_temperature != 1]
-    cold_ways = [name for name in contest.ways if name not in warm_ways]
-    untried_count = _untried_count(cold_ways, contest.choosing)
-    if untried_count == len(cold_ways):
-        return [f"none of {_phrase(cold_ways)} was tried"]
+    """A clause for each measurement that is missing."""
+    temperature_ways = [name for name, way in contest.ways.items() if way.draft_temperature != 1]
+    ways_at_one = [name for name in contest.ways if name not in temperature_ways]
+    untried_count = _untried_count(ways_at_one, contest.choosing)
+    if untried_count == len(ways_at_one):
+        return [f"none of {_phrase(ways_at_one)} was tried"]
     clauses = list[str]()
     if untried_count:
-        clauses.append(f"{untried_count} of {_phrase(cold_ways)} were not tried")
+        clauses.append(f"{untried_count} of {_phrase(ways_at_one)} were not tried")
     rungs = contest.rungs
     if not rungs or not rungs[-1].complete:
         texts = rungs[-1].texts if rungs else FIRST_TEXTS
         clauses.append(f"the choice rests on fewer than {texts} texts of each")
-    if untried_warm_count := _untried_count(warm_ways, contest.choosing):
-        clauses.append(f"{untried_warm_count} of {_phrase(warm_ways)} at other draft temperatures were not tried")
-    elif contest.warm_rungs and not contest.warm_rungs[-1].complete:
-        clauses.append(f"the draft temperature rests on fewer than {contest.warm_rungs[-1].texts} texts of each")
+    if untried_temperature_count := _untried_count(temperature_ways, contest.choosing):
+        clauses.append(
+            f"{untried_temperature_count} of {_phrase(temperature_ways)} at other draft temperatures were not tried"
+        )
+    elif contest.temperature_rungs and not contest.temperature_rungs[-1].complete:
+        clauses.append(f"the draft temperature rests on fewer than {contest.temperature_rungs[-1].texts} texts of each")
     if not confirmed:
         clauses.append("the gain was not confirmed after the choice")
     return clauses

@@ -1,4 +1,4 @@
-"""The command line: every command is one call into the folders below, and a way to show the result."""
+"""The command line: every command makes one call into the lower folders and shows the result."""
 
 from drafttree.interfaces.cli.command_line import app, main
 

@@ -32,8 +32,8 @@ from drafttree.interfaces.console import print_json, progress
 from drafttree.interfaces.ray_workers import import_ray, write_texts_by_ray
 
 SHOWN = 10
-"""The most failed lines that the end of a run lists."""
-NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch", "ray", "workers", "served_model_name"}
+"""The most failed lines that are listed at the end of a run."""
+IRRELEVANT_OPTIONS = {"source", "out", "json_", "device", "max_batch", "ray", "workers", "served_model_name"}
 """Options that do not change the texts of prompts."""
 
 
@@ -42,9 +42,12 @@ class RayOptions:
     """Whether Ray workers write the texts, and how many."""
 
     ray: Annotated[bool, typer.Option("--ray", help="Distribute the work over Ray workers.")] = False
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of Ray workers. Default: one per GPU, or one.")] = (
-        None
-    )
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", min=1, metavar="WORKERS", help="Number of Ray workers.", show_default="one per GPU, or one"
+        ),
+    ] = None
 
     def check(self) -> None:
         """Refuse workers without Ray, and Ray where it is not installed.
@@ -66,14 +69,14 @@ class RayOptions:
         max_batch: int,
         names: Sequence[str],
     ) -> Records:
-        """The records of lines in their order; without Ray, the models are loaded at once, into this process.
+        """The records of lines in their order. Without Ray, this call loads the models into this process.
 
         Args:
-            models: the models of the decoder, or of each worker's.
+            models: the models of the decoder; with Ray, every worker loads them.
             target: the name or folder of the target.
             jobs: the lines to write texts for.
             options: options of `Decoder.generate`, where a line does not have its own.
-            max_batch: the most texts at once, of each worker.
+            max_batch: the most texts at once, per worker.
             names: model names that request lines use.
         """
         load = partial(models.load, target)
@@ -95,7 +98,11 @@ def batch(
     target: Target = "embedded",
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Model name that OpenAI batch lines use. Default: the target. May be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Model name that OpenAI batch lines use. May be repeated.",
+            show_default="the target's name",
+        ),
     ] = None,
     max_batch: MaxBatch = MAX_BATCH,
     *,
@@ -134,18 +141,18 @@ def batch(
 
 
 def _command(context: typer.Context, served_model_name: list[str] | None) -> list[tuple[str, str]]:
-    """What the command says of the texts: its options but `NOT_OF_THE_TEXT`, and the names that replies give."""
-    options = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)
+    """The options that the texts depend on, and the model names that appear in replies."""
+    options = sorted((name, str(value)) for name, value in context.params.items() if name not in IRRELEVANT_OPTIONS)
     if served_model_name:
         options.append(("served_model_name", str(served_model_name)))
     return options
 
 
 def _check_requests(options: dict[str, Any]) -> None:
-    """Refuse requests where the server's packages are missing, and options of texts beside requests.
+    """Check that requests can be answered: the server's packages are installed, and the command has no text options.
 
     Raises:
-        ConfigError: a package is missing, or an option is given.
+        ConfigError: a package is missing, or a text option is given.
     """
     check_requirements("a file of requests", "serve")
     for name, value in options.items():
@@ -154,7 +161,7 @@ def _check_requests(options: dict[str, Any]) -> None:
 
 
 def _write(new_records: Records, jobs: Sequence[Job], out: Path, records: Sequence[Mapping[str, Any]]) -> BatchReport:
-    """Append new records to the file, with a progress bar; Ctrl-C ends it with advice.
+    """Append new records to the file, with a progress bar. After Ctrl-C, say how to continue.
 
     Args:
         new_records: makes the records of the lines that have none.
@@ -171,7 +178,7 @@ def _write(new_records: Records, jobs: Sequence[Job], out: Path, records: Sequen
 
 
 def _failures(report: BatchReport, out: Path) -> list[str]:
-    """A line of text for each of the first failed lines, and one that counts the others."""
+    """One line for each of the first failed lines, then one with the number of the others."""
     lines = [f"line {failure['line']}: {failure['type']}: {failure['message']}" for failure in report.failures[:SHOWN]]
     unlisted_failures = report.failed - len(lines)
     if unlisted_failures:

@@ -35,12 +35,12 @@ from drafttree.loading import parse_policies, parse_verifiers
 from drafttree.measure.prompts import read_prompts
 
 EXACT = {"out", "minutes", "exact", "quick", "policies", "verifiers", "models", "json_"}
-"""Options that --exact takes, beside those of sampling."""
+"""Options that --exact accepts, besides sampling options."""
 
 
 @dataclass(frozen=True)
 class CheckedTexts:
-    """Options of the models that write the checked texts, and of the texts."""
+    """Options of the checked texts, and of the models that write them."""
 
     target: Target = "embedded"
     drafter: Drafter = "auto"
@@ -84,7 +84,10 @@ def certify(
     ] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
     models: Annotated[
-        int | None, typer.Option(min=1, help="Number of toy models per pair with --exact. Default: 6.")
+        int | None,
+        typer.Option(
+            "--models", min=1, metavar="MODELS", help="Number of toy models per pair with --exact.", show_default="6"
+        ),
     ] = None,
 ) -> None:
     """Check texts token by token against a reference.
@@ -130,18 +133,18 @@ def _given(context: typer.Context) -> dict[str, str]:
     return flags
 
 
-def _refuse(given: Mapping[str, str], names: set[str], reason: str) -> None:
-    """Refuse options on the command line that another option rules out.
+def _refuse(flags: Mapping[str, str], names: set[str], reason: str) -> None:
+    """Refuse options that another option rules out.
 
     Args:
-        given: the flags on the command line, by the names of their parameters.
+        flags: the flags on the command line, by the names of their parameters.
         names: parameters that are refused.
         reason: the end of the message, after the flag.
 
     Raises:
         ConfigError: one of `names` is given.
     """
-    for name, flag in given.items():
+    for name, flag in flags.items():
         if name in names:
             raise ConfigError(f"{flag} {reason}")
 
@@ -185,11 +188,11 @@ def _certify_texts(
     raise typer.Exit(0 if certificate.passed else 1)
 
 
-def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling options of the toy models, as far as they are given.
+def _exact_sampling(flags: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling options on the command line, for the toy models.
 
     Args:
-        given: the flags on the command line, by the names of their parameters.
+        flags: the flags on the command line, by the names of their parameters.
         options: the values of the sampling options.
 
     Raises:
@@ -197,12 +200,12 @@ def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dic
     """
     from drafttree.evaluation.toy_texts import OPTIONS
 
-    for name, flag in given.items():
+    for name, flag in flags.items():
         if name not in EXACT | OPTIONS:
             raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
-    if "temperature" in given and not options["temperature"]:
+    if "temperature" in flags and not options["temperature"]:
         raise ConfigError("--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for 1")
-    return {name: options[name] for name in OPTIONS & given.keys()}
+    return {name: options[name] for name in OPTIONS & flags.keys()}
 
 
 def _certify_exactly(
@@ -224,7 +227,7 @@ def _certify_exactly(
         verifiers: names of the verifiers, or "all".
         models: number of toy models per pair; None for the default.
         sampling: sampling options of the toy models.
-        quick: whether to enumerate fewer texts, and neither numbers nor edits.
+        quick: whether to enumerate fewer texts, and skip the tests of random numbers and of edited weights.
 
     Raises:
         typer.Exit: always; the code is 0 if every pair passed.

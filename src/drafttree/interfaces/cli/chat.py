@@ -39,15 +39,25 @@ def chat(
     models: DecoderOptions,
     shaping: ShapingOptions,
     target: Target = "embedded",
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     template: Annotated[
         Path | None,
-        typer.Option("--chat-template", help="Chat template (a Jinja file) to use instead of the model's own."),
+        typer.Option(
+            "--chat-template",
+            metavar="FILE",
+            help="Chat template, a Jinja file.",
+            show_default="the model's own",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed. Omit for a different answer each time.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="Random seed.", show_default="a new one for each answer"),
+    ] = None,
     draft_temperature: DraftTemperature = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 512,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop string. May be repeated.")] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Maximum number of tokens per answer.")
+    ] = 512,
 ) -> None:
     """Chat with a model in the terminal.
 
@@ -89,7 +99,7 @@ class Conversation:
     Args:
         decoder: the decoder, whose tokenizer has a chat template.
         options: options of `Decoder.generate`.
-        max_new_tokens: the most new tokens per answer, which also ends where the model's context does.
+        max_new_tokens: the most new tokens per answer; an answer also ends at the end of the model's context.
         system: the system message; None for none.
 
     Attributes:
@@ -100,8 +110,8 @@ class Conversation:
         self._decoder = decoder
         self._limit = max_new_tokens
         self._options: dict[str, Any] = options
-        self._first = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = [*self._first]
+        self._first_messages = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = [*self._first_messages]
 
     def take(self, line: str) -> None:
         """Answer a message, or execute a command.
@@ -126,7 +136,7 @@ class Conversation:
         raise typer.Exit
 
     def command_reset(self, _: str) -> None:
-        self.messages = [*self._first]
+        self.messages = [*self._first_messages]
         self._decoder.prefixes.clear()
         _say("a new conversation")
 
@@ -207,5 +217,5 @@ def _piped_lines() -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    """Print a line on standard error, since standard output has only answers."""
+    """Print a line on standard error; standard output is for answers only."""
     make_console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)

@@ -17,8 +17,10 @@ from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
+from drafttree.interfaces.cli.command_help import HelpCommand, footer
 from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
+from drafttree.interfaces.cli.examples import EXAMPLES
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
 from drafttree.interfaces.cli.quantize import quantize
@@ -44,7 +46,7 @@ ELSEWHERE = {
     "t": "temperature",
     "v": "version",
 }
-"""Options by their names in other programs of this kind."""
+"""Names of options in similar programs, and our name of each."""
 
 app = typer.Typer(
     cls=Commands,
@@ -52,14 +54,15 @@ app = typer.Typer(
     epilog=f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 COMMANDS = (
     *(demo, generate, chat, batch, serve, connect, worker, lists.drafters, lists.policies, lists.verifiers),
     *(lists.inspect, quantize, trace, tune, certify),
 )
 for command in COMMANDS:
-    app.command()(command)
+    name = command.__name__
+    app.command(name, cls=HelpCommand, epilog=footer(EXAMPLES[name]) if name in EXAMPLES else None)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -116,12 +119,12 @@ def _quiet() -> None:
 
 
 def _discard_output() -> None:
-    """Discard the buffer of standard output, which Python would otherwise try to write when it ends."""
+    """Discard the buffer of standard output, which Python would otherwise try to write on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _suggest_names(error: Any) -> None:
-    """Replace the suggestions for an unknown option, comparing names without dashes, which make all names similar.
+    """Replace the suggestions for an unknown option. Names are compared without dashes, which make all names similar.
 
     Names of the option in other programs, and the beginning of a name, count as similar too.
     """

@@ -17,7 +17,7 @@ from drafttree.core.errors import ConfigError
 TIMEOUT = 10
 """Seconds to wait for the server's list of models."""
 NO_KEY = "none"
-"""The key for a server that needs none, because the agents require one."""
+"""Key for a server without keys, because the agents require one."""
 
 
 class Agent(StrEnum):
@@ -46,23 +46,24 @@ class Setup(NamedTuple):
 
 
 def claude_code(served: Served) -> Setup:
-    """Set up Claude Code by settings for one run, which override its files, unlike environment variables.
+    """Set up Claude Code by settings for one run. Unlike environment variables, these override its files.
 
-    All its kinds of models become the served one. The key is not an argument, because other users can see those.
+    The served model replaces all models of Claude Code. The key is not an argument, because other users of the machine
+    can see arguments.
     """
     prefixes = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "DEFAULT_FABLE_")
     variables = {
         "ANTHROPIC_BASE_URL": served.url,
-        "ANTHROPIC_API_KEY": "",  # it would go before the token
+        "ANTHROPIC_API_KEY": "",  # it would take precedence over the token
         **{f"ANTHROPIC_{prefix}MODEL": served.model for prefix in prefixes},
         "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else no two prompts begin alike, and none is reused
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # with it, no two prompts begin alike, and no prefix is reused
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     if served.context is not None:
         limits = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW")
         variables |= dict.fromkeys(limits, str(served.context))
-        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(served.context // 8)  # it keeps that free
+        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(served.context // 8)  # Claude Code keeps this many free
     arguments = ["--settings", json.dumps({"env": variables})]
     return Setup("claude", {"ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY}, arguments)
 
@@ -104,22 +105,30 @@ SETUPS: dict[Agent, tuple[Callable[[Served], Setup], int]] = {
     Agent.CODEX: (codex, 32768),
     Agent.OPENCODE: (opencode, 32768),
 }
-"""By agent: the function that makes its setup, and the least context in tokens. The first prompt of Claude Code has
-about 20,000 tokens, those of the others about 10,000; Claude Code shortens a conversation 13,000 tokens and an answer
-before the context is full."""
+"""By agent: the function that makes its setup, and the smallest usable context in tokens.
+
+The first prompt of Claude Code has about 20,000 tokens, those of the others about 10,000. Claude Code also shortens a
+conversation before the context is full: it leaves 13,000 tokens and the length of an answer unused.
+"""
 
 
 def connect(
-    agent: Annotated[Agent, typer.Argument(help="The agent to connect.")],
+    agent: Annotated[Agent, typer.Argument(help=f"The agent to connect: {', '.join(Agent)}.")],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Command of the agent to run, with arguments.")
     ] = None,
     url: Annotated[
-        str, typer.Option(help="Address of the server. Without http:// or https://, http:// is meant.")
+        str,
+        typer.Option(
+            "--url", metavar="URL", help="Address of the server. Without http:// or https://, http:// is meant."
+        ),
     ] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Name of the model. Default: the first one served.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the model.", show_default="the first one served")
+    ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="DRAFTTREE_API_KEY", help="Key of the server, if it asks for one.")
+        str | None,
+        typer.Option(envvar="DRAFTTREE_API_KEY", metavar="KEY", help="Key of the server, if it asks for one."),
     ] = None,
 ) -> None:
     """Point a coding agent at a running server.
@@ -127,7 +136,7 @@ def connect(
     Prints the lines for a shell that set up and start it. With a command behind --, runs that instead, as in "drafttree
     connect claude-code -- claude". The server must answer, take the key and have the context that the agent needs.
     """
-    keys = (api_key or "").split()  # the variable may be the server's own, which has several
+    keys = (api_key or "").split()  # the server's own variable may hold several keys
     url = url if "://" in url else f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} is not an address of a server; give one that begins with http:// or https://")

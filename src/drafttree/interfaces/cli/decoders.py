@@ -1,4 +1,4 @@
-"""Decoders and prompts from the options of commands. It imports torch, so commands import it only when they run."""
+"""Makes decoders and prompts from the options of commands. Imports torch, so commands import it only when they run."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ from drafttree.verifiers import Verifier
 
 
 def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> Decoder:
-    """Load a decoder, and say on standard error which drafter "auto" stands for, except for the embedded target.
+    """Load a decoder. For "auto", print the chosen drafter on standard error, except for the embedded target.
 
     Args:
         target: as for `drafttree.load`.
@@ -40,7 +40,7 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
     if drafter != "auto" or policy:
         return load(target, drafter, *arguments, **options)
     if "/" in target and not find_gguf(target) and local_folder(target) is None:
-        find_folder(target)  # what the target's own files hold decides as well
+        find_folder(target)  # its files also decide which drafter is chosen
     choice = choose_drafter(target)
     try:
         decoder = load(target, choice.name, *arguments, **options)
@@ -63,7 +63,7 @@ def load_speculative(
     *,
     verifier: type[Verifier] | None = None,
     exact_text: bool = False,
-    **kinds: str | None,
+    **quantize_options: str | None,
 ) -> Decoder:
     """Load a decoder that has a drafter.
 
@@ -73,23 +73,25 @@ def load_speculative(
         dtype: as for `drafttree.load`.
         device: as for `drafttree.load`.
         shape: the shape to inflate the target to; None for none.
-        verifier: a verifier, which then judges chains; None for the default one.
+        verifier: the verifier, with the policy `chain`; None for the default verifier and policy.
         exact_text: as for `drafttree.load`.
-        **kinds: `quantize` and `quantize_drafter`, as for `drafttree.load`.
+        **quantize_options: `quantize` and `quantize_drafter`, as for `drafttree.load`.
 
     Raises:
         ConfigError: there is no drafter for the target.
     """
     hide_bars()
-    decoder = load_inflated(target, drafter, shape, dtype, device, **kinds) if shape else None
-    decoder = decoder or load_named(target, drafter, dtype=dtype, device=device, exact_text=exact_text, **kinds)
+    decoder = load_inflated(target, drafter, shape, dtype, device, **quantize_options) if shape else None
+    decoder = decoder or load_named(
+        target, drafter, dtype=dtype, device=device, exact_text=exact_text, **quantize_options
+    )
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {target!r}; name one with --drafter")
     return judged_by(decoder, verifier)
 
 
 def judged_by(decoder: Decoder, verifier: type[Verifier] | None) -> Decoder:
-    """The decoder with a verifier and chains, which every verifier can judge; as it is if `verifier` is None."""
+    """The decoder with a verifier, and the policy `chain`, which works with every verifier; unchanged for None."""
     return decoder.with_policy(Chain()).with_verifier(verifier) if verifier else decoder
 
 

@@ -43,10 +43,15 @@ class DemoModels:
 
 @grouped
 def demo(
-    prompt: Annotated[str, typer.Argument(help='The prompt. "-" reads standard input.')] = OPENING,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='The prompt. "-" reads standard input.')] = OPENING,
     drafter: Drafter = "auto",
     policy: Annotated[
-        str, typer.Option(help="The tree policy. A fixed one needs no measurement.", autocompletion=complete_policy)
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="The tree policy. A fixed one needs no measurement.",
+            autocompletion=complete_policy,
+        ),
     ] = POLICY,
     max_new_tokens: Length = 128,
     temperature: Temperature = 0.5,

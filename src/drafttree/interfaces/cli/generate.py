@@ -39,7 +39,8 @@ class TargetOptions:
     inflated: Inflate = None
     tensor_parallel_size: TensorParallelSize = 1
     costs: Annotated[
-        Path | None, typer.Option(help='Measured costs for the policy "auto", from an earlier run with --json.')
+        Path | None,
+        typer.Option(metavar="FILE", help='Measured costs for the policy "auto", from an earlier run with --json.'),
     ] = None
 
     @property
@@ -48,7 +49,7 @@ class TargetOptions:
         return self.tensor_parallel_size > 1
 
     def check_sharded(self, prompt: str | None, compare: bool) -> None:
-        """Refuse, for a sharded target, what several processes cannot share.
+        """Refuse options that do not work with several processes.
 
         Raises:
             ConfigError: the prompt comes from standard input, the target is inflated, or texts are compared.
@@ -61,7 +62,7 @@ class TargetOptions:
             raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
 
     def read_costs(self, models: DecoderOptions) -> CostCurve | None:
-        """The cost curve of the drafter in the file of costs; None if no file is given.
+        """The drafter's cost curve from the file `costs`; None without a file.
 
         Raises:
             ConfigError: the policy does not use costs.
@@ -91,7 +92,7 @@ def generate(
     *,
     target: TargetOptions,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method with --compare.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, metavar="RUNS", help="Timed runs of each method with --compare.")] = 3,
     json_: AsJson = False,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False,
 ) -> None:
@@ -139,7 +140,7 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
         decoder: the decoder.
         prompt: the prompt, or the messages of a chat.
         options: options of `Decoder.stream`.
-        quiet: whether to show nothing of the text.
+        quiet: whether to print nothing.
         echo: text to show before it, in a terminal.
     """
     from drafttree.interfaces.display import show_chunk

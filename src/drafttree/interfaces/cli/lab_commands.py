@@ -1,4 +1,4 @@
-"""The commands of drafttree-lab, with which drafttree itself is measured, if that package is installed."""
+"""The commands of the package drafttree-lab, which measures drafttree, if it is installed."""
 
 from importlib.metadata import entry_points
 from typing import Any
@@ -7,13 +7,14 @@ import typer
 from typer.core import TyperGroup
 
 from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.command_help import HelpCommand
 
 LAB_COMMANDS = {
     "bench": "Measure what speculation gains and what it costs.",
     "replay": "Replay the papers' tables and figures.",
     "support": "Check every architecture of transformers.",
 }
-"""Descriptions of the commands, for the help without the package."""
+"""Descriptions of the commands, shown in the help if the package is missing."""
 INSTALL = "pip install drafttree-lab (from a clone: pip install ./lab)"
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -39,7 +40,7 @@ def lab_command(name: str) -> Any:
     if not isinstance(command, typer.Typer):
         function = command
         command = typer.Typer(rich_markup_mode=None, add_completion=False)
-        command.command(name, context_settings={} if entry_point else ANY_ARGUMENTS)(function)
+        command.command(name, cls=HelpCommand, context_settings={} if entry_point else ANY_ARGUMENTS)(function)
     click_command = typer.main.get_command(command)
     click_command.name = name
     return click_command

@@ -58,10 +58,10 @@ def drafters(json_: AsJson = False) -> None:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help='A folder, a GGUF file, a hub name, or a drafter such as "lookup".')],
-    target: Annotated[
-        str | None, typer.Option(help="A target to try a head with, by some texts: is it read as it should be?")
-    ] = None,
+    path: Annotated[
+        str, typer.Argument(metavar="NAME", help='A folder, a GGUF file, a hub name, or a drafter such as "lookup".')
+    ],
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Target to test the head on.")] = None,
     json_: AsJson = False,
 ) -> None:
     """Tell what a drafter is and which target it fits.
@@ -120,7 +120,7 @@ def _parameters(policy: type[TreePolicy]) -> list[dict[str, Any]]:
 
 
 def _presets(name: str, policy: type[TreePolicy]) -> dict[str, str]:
-    """The specifications that the presets of a policy stand for, by their full names."""
+    """The specification of each preset of a policy, by the preset's full name."""
     return {f"{name}:{preset}": policy_spec(policy(**parameters)) for preset, parameters in policy.presets.items()}
 
 

@@ -17,15 +17,18 @@ from drafttree.verifiers import Verifier
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """Whether to test a pair while it writes texts, and how much it writes."""
+    """Whether to test a pair while it writes texts, and how many tokens it writes."""
 
     live: Annotated[
         bool,
         typer.Option("--live", help="Look for evidence against your own pair while it writes texts that are drawn."),
     ] = False
-    tokens: Annotated[int, typer.Option(min=1, help="With --live: number of tokens to look at.")] = 100_000
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, metavar="TOKENS", help="With --live: number of tokens to look at.")
+    ] = 100_000
     max_batch: Annotated[
-        int, typer.Option(min=1, help="With --live: maximum number of texts generated at the same time.")
+        int,
+        typer.Option(min=1, metavar="TEXTS", help="With --live: maximum number of texts generated at the same time."),
     ] = 1
 
 
@@ -34,12 +37,12 @@ NAMES = {field.name for field in fields(LiveOptions)}
 
 
 def find_pair(
-    given: Mapping[str, str], policies: list[str], verifiers: list[str]
+    flags: Mapping[str, str], policies: list[str], verifiers: list[str]
 ) -> tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None]:
     """The policy and the verifier to test; None for each that is not given.
 
     Args:
-        given: the flags on the command line, by the names of their parameters.
+        flags: the flags on the command line, by the names of their parameters.
         policies: specs of policies.
         verifiers: names of verifiers.
 
@@ -47,10 +50,10 @@ def find_pair(
         ConfigError: several policies or verifiers are given, one does not exist, or the verifier is greedy.
     """
     for name, names in (("policies", policies), ("verifiers", verifiers)):
-        if name in given and (len(names) > 1 or names[0] == "all" or (name == "verifiers" and "," in names[0])):
-            raise ConfigError(f"{given[name]} {' '.join(names)}: --live looks at one pair; name one of them")
-    policy = find_policy(policies[0]) if "policies" in given else None
-    verifier = find_verifier(verifiers[0]) if "verifiers" in given else None
+        if name in flags and (len(names) > 1 or names[0] == "all" or (name == "verifiers" and "," in names[0])):
+            raise ConfigError(f"{flags[name]} {' '.join(names)}: --live looks at one pair; name one of them")
+    policy = find_policy(policies[0]) if "policies" in flags else None
+    verifier = find_verifier(verifiers[0]) if "verifiers" in flags else None
     if verifier and verifier.__name__ == "Greedy":
         raise ConfigError(
             "greedy draws nothing, so its tokens are no evidence; compare its texts with transformers' own (certify "
@@ -63,7 +66,7 @@ def write_live(
     context: typer.Context,
     live: LiveOptions,
     results: ResultOptions,
-    pair: tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None],
+    policy_verifier: tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None],
     models: Mapping[str, Any],
     prompts: Any,
     limit: int | None,
@@ -75,7 +78,7 @@ def write_live(
         context: the context of the command.
         live: how much to write.
         results: where finished runs are stored, and how the evidence is printed.
-        pair: the policy and the verifier; None for the default ones.
+        policy_verifier: the policy and the verifier; None for the default ones.
         models: the other arguments of `drafttree.load`.
         prompts: prompt files; None for the shipped prompts.
         limit: the most prompts; None for all.
@@ -89,7 +92,7 @@ def write_live(
     from drafttree.interfaces.live_display import show_live_certificate
 
     form = dict(models)
-    decoder = load_named(form.pop("target"), form.pop("drafter"), *pair, **form)
+    decoder = load_named(form.pop("target"), form.pop("drafter"), *policy_verifier, **form)
     texts = read_token_ids(decoder, prompts, limit, options["max_new_tokens"])
     store = results.open_store(context, texts, options)
     with progress(live.tokens) as advance:

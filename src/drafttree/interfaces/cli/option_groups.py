@@ -22,7 +22,6 @@ from drafttree.interfaces.cli.options import (
     PolicySpec,
     Quantize,
     QuantizeDrafter,
-    Temperature,
     VerifierName,
     parse_bias,
     parse_grammar,
@@ -38,9 +37,9 @@ Command = Callable[..., None]
 
 
 def grouped(command: Command) -> Command:
-    """Decorator of a command: an argument that is a dataclass stands for the options that are its fields.
+    """Decorator of a command: the fields of an argument that is a dataclass become options of the command.
 
-    Defaults of the options are the fields of the argument's default, or else those of the dataclass.
+    The argument's default gives the defaults of the options; without one, the dataclass does.
     """
     parameters = inspect.signature(command).parameters
     groups: dict[str, Any] = {name: argument.annotation for name, argument in parameters.items() if _is_group(argument)}
@@ -88,9 +87,14 @@ class DecoderOptions:
     exact_text: ExactText = False
     lossy_window: Annotated[
         int | None,
-        typer.Option(min=1, help="Attend only to the last N tokens plus --sinks. Changes the output."),
+        typer.Option(
+            min=1, metavar="TOKENS", help="Attend only to so many last tokens plus --sinks. Changes the output."
+        ),
     ] = None
-    sinks: Annotated[int, typer.Option(min=0, help="Number of first tokens that stay visible with --lossy-window.")] = 4
+    sinks: Annotated[
+        int,
+        typer.Option(min=0, metavar="TOKENS", help="Number of first tokens that stay visible with --lossy-window."),
+    ] = 4
     quantize: Quantize = None
     quantize_drafter: QuantizeDrafter = "auto"
 
@@ -99,18 +103,18 @@ class DecoderOptions:
         find_policy(self.policy)
         find_verifier(self.verifier)
 
-    def load(self, target: str, **others: Any) -> "Decoder":
+    def load(self, target: str, **load_options: Any) -> "Decoder":
         """Load the decoder of a target.
 
         Args:
             target: name or folder of the target.
-            **others: further arguments of `drafttree.load`.
+            **load_options: further arguments of `drafttree.load`.
         """
         from drafttree.interfaces.cli.decoders import load_named
 
         form = {name: value for name, value in vars(self).items() if name not in ("drafter", "policy", "verifier")}
         return load_named(
-            target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **others
+            target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **load_options
         )
 
     def load_served(self, target: str, max_model_len: int | None) -> "Decoder":
@@ -164,48 +168,80 @@ class DecoderOptions:
 class ShapingOptions:
     """Options of sampling and constraints; those that are not given come from the model's generation config."""
 
-    temperature: Temperature = None
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens. 0 keeps all.")] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Sampling temperature. 0 means greedy decoding.",
+            show_default="the model's own setting, or 0",
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Sample from so many most probable tokens. 0 keeps all.")
+    ] = None
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
+        float | None,
+        typer.Option(
+            metavar="PROBABILITY", help="Sample from the most probable tokens that together reach this probability."
+        ),
     ] = None
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this fraction of the best token's probability.")
+        float | None,
+        typer.Option(metavar="FRACTION", help="Drop tokens below this fraction of the best token's probability."),
     ] = None
     typical_p: Annotated[
         float | None,
-        typer.Option(help="Locally typical sampling: keep typical tokens that together reach this probability."),
+        typer.Option(
+            metavar="PROBABILITY",
+            help="Locally typical sampling: keep typical tokens that together reach this probability.",
+        ),
     ] = None
-    epsilon_cutoff: Annotated[float | None, typer.Option(help="Drop tokens below this probability.")] = None
+    epsilon_cutoff: Annotated[
+        float | None, typer.Option(metavar="PROBABILITY", help="Drop tokens below this probability.")
+    ] = None
     eta_cutoff: Annotated[
-        float | None, typer.Option(help="Eta sampling: drop improbable tokens, by a cutoff that adapts to the entropy.")
+        float | None,
+        typer.Option(
+            metavar="PROBABILITY",
+            help="Eta sampling: drop improbable tokens, by a cutoff that adapts to the entropy.",
+        ),
     ] = None
     top_h: Annotated[
-        float | None, typer.Option(help="Keep the best tokens up to this fraction of the entropy. 0 keeps all.")
+        float | None,
+        typer.Option(metavar="FRACTION", help="Keep the best tokens up to this fraction of the entropy. 0 keeps all."),
     ] = None
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1, tokens that already occurred become less likely.")
+        float | None,
+        typer.Option(metavar="NUMBER", help="Above 1, tokens that already occurred become less likely."),
     ] = None
     no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="Never repeat an n-gram of this length. 0 disables.")
+        int | None,
+        typer.Option(metavar="TOKENS", help="Never repeat a sequence of so many tokens. 0 disables."),
     ] = None
     min_new_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Minimum number of tokens to generate. Stop strings still end the text.")
+        int | None,
+        typer.Option(
+            min=0, metavar="TOKENS", help="Minimum number of tokens to generate. Stop strings still end the text."
+        ),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
         typer.Option(
-            help="ID=VALUE adds to the logit of a token; ID,ID=VALUE to the last one of a sequence. May be repeated."
+            metavar="ID=VALUE",
+            help="Add VALUE to the logit of a token. ID,ID=VALUE adds to the last one of a sequence. May be repeated.",
         ),
     ] = None
     schema: Annotated[
-        Path | None, typer.Option("--json-schema", help="Write JSON that follows the schema in this file.")
+        Path | None,
+        typer.Option("--json-schema", metavar="FILE", help="Write JSON that follows the schema in this file."),
     ] = None
-    pattern: Annotated[str | None, typer.Option("--regex", help="Write text that matches this regular expression.")] = (
-        None
-    )
+    pattern: Annotated[
+        str | None,
+        typer.Option("--regex", metavar="PATTERN", help="Write text that matches this regular expression."),
+    ] = None
     grammar: Annotated[
-        Path | None, typer.Option("--ebnf", help="Write text that follows the EBNF grammar in this file.")
+        Path | None,
+        typer.Option("--ebnf", metavar="FILE", help="Write text that follows the EBNF grammar in this file."),
     ] = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -221,11 +257,19 @@ class ShapingOptions:
 class TextOptions(ShapingOptions):
     """Options of sampling and constraints, and of seed, drafts and length."""
 
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed. Omit for a different text each run.")] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="NUMBER", help="Random seed.", show_default="a new one each run"),
+    ] = None
     draft_temperature: DraftTemperature = None
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string. May be repeated.")] = None
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop string. May be repeated.")] = None
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum number of tokens to generate. Default: the model's own setting, or 128."),
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Maximum number of tokens to generate.",
+            show_default="the model's own setting, or 128",
+        ),
     ] = None
     ignore_eos: IgnoreEos = False

@@ -30,18 +30,30 @@ def complete_verifier(incomplete: str) -> list[str]:
 
 
 Target = Annotated[
-    str, typer.Option(help='The model to generate with: "embedded", a folder, a GGUF file or a hub name.')
+    str,
+    typer.Option(metavar="NAME", help='The model to generate with: "embedded", a folder, a GGUF file or a hub name.'),
 ]
+ServedTarget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help='The model to serve: "embedded", a folder, a GGUF file or a hub name.',
+        show_default="embedded",
+    ),
+]
+ServedTargetName = Annotated[str | None, typer.Argument(metavar="NAME", help="The same as --target NAME.")]
 Drafter = Annotated[
     str,
     typer.Option(
+        metavar="NAME",
         help='The drafter: a model or head (a folder, GGUF file or hub name), "lookup", "suffix", "mixed:NAME", "none" '
-        'or "auto".'
+        'or "auto".',
     ),
 ]
 PolicySpec = Annotated[
     str | None,
     typer.Option(
+        metavar="SPEC",
         help='The tree policy, such as "talon:budget=60" or "module.Class".',
         autocompletion=complete_policy,
         show_default="auto; dynatree with verifiers that draw from the drafts",
@@ -52,6 +64,7 @@ PolicySpecs = Annotated[
     typer.Option(
         "--policies",
         "--policy",
+        metavar="SPECS",
         help='Policies, separated by semicolons, or "all". May be repeated.',
         autocompletion=complete_policy,
     ),
@@ -61,16 +74,19 @@ VerifierNames = Annotated[
     typer.Option(
         "--verifiers",
         "--verifier",
+        metavar="NAMES",
         help='Verifiers for --exact, separated by commas, or "all"; the one verifier for --live.',
         autocompletion=complete_verifier,
     ),
 ]
 VerifierName = Annotated[
     str,
-    typer.Option(help=f'The verifier: {", ".join(VERIFIERS)} or "auto".', autocompletion=complete_verifier),
+    typer.Option(
+        metavar="NAME", help=f'The verifier: {", ".join(VERIFIERS)} or "auto".', autocompletion=complete_verifier
+    ),
 ]
-Dtype = Annotated[str, typer.Option(help='Data type: "float32", "bfloat16", "float16" or "auto".')]
-Device = Annotated[str, typer.Option(help='Device: "cpu", "cuda", "cuda:1" ... or "auto".')]
+Dtype = Annotated[str, typer.Option(metavar="TYPE", help='Data type: "float32", "bfloat16", "float16" or "auto".')]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help='"cpu", "cuda", "cuda:1" ... or "auto".')]
 ExactText = Annotated[
     bool,
     typer.Option(
@@ -80,63 +96,98 @@ ExactText = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
+        metavar="BITS",
         help='"int8" rounds the target\'s weights to 8 bits, "int4" to 4 ("drafttree quantize" keeps them). Both '
-        'change the output. "none" unpacks weights of few bits, as of a GGUF file, which else stay as they are stored.'
+        'change the output. "none" unpacks weights that are stored in few bits, as in a GGUF file.',
+        show_default="weights as they are stored",
     ),
 ]
 Inflate = Annotated[
-    str | None, typer.Option("--inflate", help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
+    str | None,
+    typer.Option(
+        "--inflate", metavar="SHAPE", help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}."
+    ),
 ]
 QuantizeDrafter = Annotated[
     str,
     typer.Option(
-        help='"int8" does the same to a drafter that is a language model, "none" leaves it as it is. "auto" is "int8" '
-        "for large ones on a CPU. Does not change the output."
+        metavar="BITS",
+        help='"int8" rounds the weights of a drafter that is a language model, "none" leaves them as they are. "auto" '
+        'is "int8" for large ones on a CPU. Does not change the output.',
     ),
 ]
 TensorParallelSize = Annotated[
-    int, typer.Option(min=1, help="Number of torchrun processes over which the target is sharded.")
+    int, typer.Option(min=1, metavar="PROCESSES", help="Number of torchrun processes over which the target is sharded.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Sampling temperature. 0 means greedy decoding.")]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Sampling temperature. 0 means greedy decoding.")
+]
 DraftTemperature = Annotated[
     float | None,
     typer.Option(
-        help="Temperature of the drafter. Below 1, drafts count as more certain. Default: 1, or the tuned value."
+        metavar="NUMBER",
+        help="Temperature of the drafter. Below 1, drafts count as more certain.",
+        show_default="1, or the tuned value",
     ),
 ]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Maximum number of texts generated at the same time.")]
+MaxBatch = Annotated[
+    int, typer.Option(min=1, metavar="TEXTS", help="Maximum number of texts generated at the same time.")
+]
 PrefixTokens = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Number of tokens kept for reuse by prompts with the same prefix. Default: what fits; 0 disables."
+        min=0,
+        metavar="TOKENS",
+        help="Number of tokens kept for reuse by prompts with the same prefix. 0 disables.",
+        show_default="as many as fit",
     ),
 ]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Maximum number of tokens of prompt and text together. Limits the memory of a text. Default: the model's "
-        "context.",
+        metavar="TOKENS",
+        help="Maximum number of tokens of prompt and text together. Limits the memory of a text.",
+        show_default="the model's context",
     ),
 ]
 MaxTokenGap = Annotated[
     float,
     typer.Option(
         min=0.001,
+        metavar="SECONDS",
         help="Maximum seconds between two tokens of a text while new prompts are read. Longer gaps let new texts begin "
         "sooner.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
-Length = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")]
+Seed = Annotated[int, typer.Option(metavar="NUMBER", help="Random seed.")]
+Length = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Maximum number of tokens to generate per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at end-of-text tokens.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Files = Annotated[
-    list[Path] | None, typer.Option(help="Prompt file (.jsonl, .txt or .raw, also .gz). May be repeated.")
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Prompt file (.jsonl, .txt or .raw, also .gz). May be repeated."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Number of runs.")]
-PromptText = Annotated[str | None, typer.Argument(help='The prompt. "-" or no prompt reads standard input.')]
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="PROMPTS", help="Maximum number of prompts.", show_default="all")
+]
+Repeats = Annotated[int, typer.Option(min=1, metavar="RUNS", help="Number of runs.")]
+PromptText = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help='The prompt. "-" or no prompt reads standard input.')
+]
+
+
+def choose_target(name: str | None, target: str | None) -> str:
+    """The target of a server, which NAME or --target gives; "embedded" without both.
+
+    Raises:
+        ConfigError: they name different models.
+    """
+    if name is None:
+        return "embedded" if target is None else target
+    if target not in (None, name):
+        raise ConfigError(f"NAME is {name!r} and --target is {target!r}; give one of them")
+    return name
 
 
 def parse_bias(spec: str) -> list:
@@ -175,25 +226,25 @@ def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -
     return getattr(grammar, notation)(read_text(value) if isinstance(value, Path) else value)
 
 
-def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
-    """Parse whole numbers of at least `least`, separated by commas.
+def parse_numbers(text: str, option: str, minimum: int = 2) -> list[int]:
+    """Parse whole numbers of at least `minimum`, separated by commas.
 
     Raises:
-        ConfigError: `text` is no such list; the message names `option`.
+        ConfigError: an element is not such a number; the message names `option`.
     """
     entries = [entry.strip() for entry in text.split(",")]
-    if not all(entry.isdecimal() and int(entry) >= least for entry in entries):
-        raise ConfigError(f"{option} is {text!r}; give whole numbers above {least - 1}, separated by commas")
+    if not all(entry.isdecimal() and int(entry) >= minimum for entry in entries):
+        raise ConfigError(f"{option} is {text!r}; give whole numbers above {minimum - 1}, separated by commas")
     return [int(entry) for entry in entries]
 
 
-def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], object]) -> list[float]:
+def parse_floats(text: str, option: str, accepted_numbers: str, accepts: Callable[[float], object]) -> list[float]:
     """Parse numbers separated by commas; repeated ones are dropped.
 
     Args:
         text: the list.
-        option: the option that has this value, for the error.
-        what: the accepted numbers in words, for the error; "separated by commas" follows there.
+        option: the option's name, for the error.
+        accepted_numbers: the accepted numbers in words, for the error; "separated by commas" follows there.
         accepts: whether a number is accepted.
 
     Raises:
@@ -204,25 +255,25 @@ def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], o
     except ValueError:
         numbers = []
     if not numbers or not all(map(accepts, numbers)):
-        raise ConfigError(f"{option} is {text!r}; give {what} separated by commas")
+        raise ConfigError(f"{option} is {text!r}; give {accepted_numbers} separated by commas")
     return list(dict.fromkeys(numbers))
 
 
 def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
-    """Parse temperatures separated by commas, which are above 0, or also 0 if `zero`.
+    """Parse temperatures above 0 separated by commas; if `zero`, 0 is allowed too.
 
     Raises:
-        ConfigError: `text` is no such list.
+        ConfigError: an element is not such a number.
     """
     accepted_numbers = "numbers" if zero else "numbers above 0,"
-    return parse_floats(text, "--temperatures", accepted_numbers, lambda each: Sampling(each).temperature or zero)
+    return parse_floats(text, "--temperatures", accepted_numbers, lambda value: Sampling(value).temperature or zero)
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
     """Split a list of names; repeated ones are dropped.
 
     Raises:
-        ConfigError: there is no name.
+        ConfigError: the list is empty.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(separator) if name.strip()))
     if not names:
@@ -231,7 +282,7 @@ def split_names(text: str, separator: str = ",") -> list[str]:
 
 
 def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
-    """Prompt files with short names, or with their whole paths if short names would be equal."""
+    """Prompt files by short names, or by their paths if two short names would be equal."""
     short_names = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
     return [
         (str(path) if short_names.count(name) > 1 else name, path)

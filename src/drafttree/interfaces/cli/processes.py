@@ -1,4 +1,4 @@
-"""Output of the processes of torchrun, of which only one prints."""
+"""Lets only the first process of torchrun print."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 def one_voice() -> Iterator[None]:
     """Context manager: discard the output of all processes but the first.
 
-    On exit, output is restored, so that every process can report its error, and the process leaves the group that the
-    loading of a sharded target has made.
+    On exit, output is restored, so that every process can report its error. The process also leaves the process group
+    that was made when the sharded target was loaded.
     """
     with ExitStack() as stack:
         stack.callback(_leave)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    target: Annotated[str, typer.Argument(help="Folder, hub name or embedded name.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to instead of the cache folder.")] = None,
+    target: Annotated[str, typer.Argument(metavar="NAME", help="Folder, hub name or embedded name.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder to write to.", show_default="the cache folder")
+    ] = None,
     dtype: Dtype = "auto",
     json_: AsJson = False,
 ) -> None:

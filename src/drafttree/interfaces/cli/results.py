@@ -1,4 +1,4 @@
-"""Results of measurements: finished runs are stored in a folder, and the result is shown at the end or after Ctrl-C."""
+"""Stores the finished runs of a measurement in a folder, and shows the result at the end or after Ctrl-C."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from drafttree.measure.run_store import RunStore
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C has ended, as in shells."""
 UNFINISHED = 3
-"""Exit code of a command whose minutes ended before its last run, and of a tune that recommends nothing yet."""
+"""Exit code if the minutes end before the last run, or if `tune` recommends nothing yet."""
 EXIT_CODES = {
     0: "success",
     1: "a check or a text failed",
@@ -27,7 +27,7 @@ EXIT_CODES = {
     INTERRUPTED: "ended by Ctrl-C",
 }
 """Meanings of the exit codes of all commands."""
-NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "minutes"}
+IRRELEVANT_OPTIONS = {"out", "output", "json_", "save", "minutes"}
 """Options that do not change the results of runs."""
 
 
@@ -45,11 +45,17 @@ def _check_minutes(minutes: float | None) -> float | None:
 Minutes = Annotated[
     float | None,
     typer.Option(
+        "--minutes",
         callback=_check_minutes,
+        metavar="MINUTES",
         help="Start no new run after this many minutes. With --out, the same command continues.",
+        show_default="no limit",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for finished runs. The same command continues from it.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder for finished runs. The same command continues from it."),
+]
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,13 @@ class ResultOptions:
         """Open the store of a command's finished runs.
 
         Args:
-            context: the context of the command; its options, except `NOT_OF_THE_COMMAND`, identify the runs.
+            context: the context of the command; its options, except `IRRELEVANT_OPTIONS`, identify the runs.
             *inputs: contents of the files that the options name, which identify them too.
 
         Raises:
             InputError: the folder cannot be used.
         """
-        options = {name: str(value) for name, value in context.params.items() if name not in NOT_OF_THE_COMMAND}
+        options = {name: str(value) for name, value in context.params.items() if name not in IRRELEVANT_OPTIONS}
         digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
         command = {"command": context.command_path, **options, "digest of the prompts": digest}
         return RunStore(self.out, command, partial=True, minutes=self.minutes)
@@ -84,7 +90,7 @@ class ResultOptions:
             show: prints the result in tables.
 
         Raises:
-            typer.Exit: Ctrl-C or the time ended the runs early; the result is printed before.
+            typer.Exit: Ctrl-C or the time limit ended the runs early; the result is printed first.
         """
         if self.json_:
             print_json(summary)
@@ -95,7 +101,7 @@ class ResultOptions:
 
 
 def tell_end(store: RunStore) -> int:
-    """Say whether Ctrl-C or the time ended a measurement; return the exit code."""
+    """Say whether Ctrl-C or the time limit ended a measurement; return the exit code."""
     advice = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
     print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {advice}", file=sys.stderr)
     return UNFINISHED if store.out_of_time else INTERRUPTED

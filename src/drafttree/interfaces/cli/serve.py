@@ -9,36 +9,45 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
+from drafttree.interfaces.cli.options import ServedTarget, ServedTargetName, choose_target
 from drafttree.interfaces.cli.server_options import AccessOptions, DialectOptions, LimitOptions, is_loopback
 
 
 @grouped
 def serve(
-    models: DecoderOptions,
-    model: Annotated[
-        str, typer.Argument(help='The model to serve: "embedded", a folder, a GGUF file or a hub name.')
-    ] = "embedded",
+    name: ServedTargetName = None,
+    target: ServedTarget = None,
     *,
+    models: DecoderOptions,
     limits: LimitOptions,
     dialect: DialectOptions,
-    host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help='Address to listen on. "0.0.0.0" listens on all interfaces.')
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="Port to listen on. 0 takes a free one.")
+    ] = 8000,
     access: AccessOptions,
-    keep_alive: Annotated[int, typer.Option(min=0, help="Seconds that a connection without a request is kept.")] = 5,
+    keep_alive: Annotated[
+        int, typer.Option(min=0, metavar="SECONDS", help="Seconds that a connection without a request is kept.")
+    ] = 5,
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for each request.")] = False,
     audit: Annotated[
         bool,
         typer.Option(
             "--audit",
-            help="Look for evidence that drawn texts do not follow the target's distribution. /metrics tells it.",
+            help="Look for evidence that sampled texts do not follow the target's distribution. /metrics shows it.",
         ),
     ] = False,
     grace: Annotated[
-        float, typer.Option(min=0, max=86400, help="Maximum seconds from SIGTERM to the end of all texts.")
+        float,
+        typer.Option(min=0, max=86400, metavar="SECONDS", help="Maximum seconds from SIGTERM to the end of all texts."),
     ] = 10,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Model name that clients use. Default: MODEL. May be repeated."),
+        typer.Option(
+            metavar="NAME", help="Model name that clients use. May be repeated.", show_default="the target's name"
+        ),
     ] = None,
 ) -> None:
     """Run an OpenAI-compatible server, with a playground at /.
@@ -46,6 +55,7 @@ def serve(
     Ctrl-C or SIGTERM lets running texts finish within --grace and answers new requests with 503. A second one ends at
     once.
     """
+    target = choose_target(name, target)
     check_requirements("serving", "serve")
     api_keys = access.read_keys()
     if "" in (served_model_name or ()):
@@ -59,7 +69,7 @@ def serve(
     from drafttree.interfaces.server.serving import ServerSettings
 
     check_parsers(dialect.tool_parser, dialect.reasoning_parser)
-    names = list(dict.fromkeys(served_model_name or [model]))
+    names = list(dict.fromkeys(served_model_name or [target]))
     settings = ServerSettings(
         model_name=names[0],
         other_names=tuple(names[1:]),
@@ -87,7 +97,7 @@ def serve(
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
 
-        decoder = models.load_served(model, limits.max_model_len)
+        decoder = models.load_served(target, limits.max_model_len)
         if not api_keys and not is_loopback(host):
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)

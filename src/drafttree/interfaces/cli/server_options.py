@@ -1,4 +1,4 @@
-"""Options of `drafttree serve` that come in groups: limits of its texts, the model's dialect, and who may call it."""
+"""Groups of options of `drafttree serve`: limits, how the model writes its answers, and who may call the server."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,10 +19,17 @@ class LimitOptions:
 
     max_batch: MaxBatch = MAX_BATCH
     max_queue: Annotated[
-        int, typer.Option(min=0, help="Maximum number of waiting texts. Further requests get status 429.")
+        int,
+        typer.Option(min=0, metavar="TEXTS", help="Maximum number of waiting texts. Further requests get status 429."),
     ] = 256
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Maximum seconds per request, waiting included. Default: no limit.")
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="SECONDS",
+            help="Maximum seconds per request, waiting included.",
+            show_default="no limit",
+        ),
     ] = None
     max_model_len: MaxModelLen = None
     prefix_tokens: PrefixTokens = None
@@ -35,11 +42,15 @@ class DialectOptions:
 
     tool_parser: Annotated[
         str,
-        typer.Option(help='Format of tool calls, such as "hermes". "auto" detects it from the chat template.'),
+        typer.Option(
+            metavar="NAME", help='Format of tool calls, such as "hermes". "auto" detects it from the chat template.'
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        typer.Option(help='Format of reasoning, such as "qwen3". "auto" detects it from the chat template.'),
+        typer.Option(
+            metavar="NAME", help='Format of reasoning, such as "qwen3". "auto" detects it from the chat template.'
+        ),
     ] = "auto"
     sanitize_control_tokens: Annotated[
         bool,
@@ -58,41 +69,56 @@ class AccessOptions:
         list[str] | None,
         typer.Option(
             envvar="DRAFTTREE_API_KEY",
+            metavar="KEY",
             help="Key that requests to /v1, /tokenize and /detokenize must carry. May be repeated. Prefer "
             "DRAFTTREE_API_KEY or --api-key-file: other users can see arguments.",
         ),
     ] = None
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with such keys, one per line. Lines that begin with # are skipped.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with such keys, one per line. Lines that begin with # are skipped."),
     ] = None
     max_texts_per_key: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of running and waiting texts of each key.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TEXTS",
+            help="Maximum number of running and waiting texts of each key.",
+            show_default="no limit",
+        ),
     ] = None
     share_prefixes: Annotated[
         bool | None,
         typer.Option(
-            help="Share the KV rows of common prefixes among requests without key and cache_salt. "
-            "Default: on a loopback address only."
+            help="Share the KV rows of common prefixes among requests without key and cache_salt.",
+            show_default="on a loopback address only",
         ),
     ] = None
     cors: Annotated[
-        list[str] | None, typer.Option(help='Origin whose pages may call the server, or "*". May be repeated.')
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help='Origin whose pages may call the server, or "*". May be repeated.'),
     ] = None
     allowed_hosts: Annotated[
         list[str] | None,
-        typer.Option(help='Host name that requests may use besides --host and localhost, or "*". May be repeated.'),
+        typer.Option(
+            metavar="HOST",
+            help='Host name that requests may use besides --host and localhost, or "*". May be repeated.',
+        ),
     ] = None
     trusted_proxies: Annotated[
         list[str] | None,
-        typer.Option(help='Address or network of a proxy whose X-Forwarded-For counts, or "*". May be repeated.'),
+        typer.Option(
+            metavar="ADDRESS",
+            help='Address or network of a proxy whose X-Forwarded-For counts, or "*". May be repeated.',
+        ),
     ] = None
 
     def read_keys(self) -> tuple[str, ...]:
-        """The API keys: those given as options, then those of the key file; none if every request is let in.
+        """The API keys from the options, then those from the key file; empty if no key is needed.
 
         Raises:
-            ConfigError: the key file cannot be read or is empty, a key is malformed, or texts per key are limited
-                although there are no keys.
+            ConfigError: the key file cannot be read or is empty, a key is malformed, or there is a limit per key but no
+                key.
         """
         keys = (*(self.api_key or ()), *(_keys_of(self.api_key_file) if self.api_key_file else ()))
         for key in keys:
@@ -162,7 +188,7 @@ def _check_origins(origins: Iterable[str]) -> None:
 
 
 def _check_hosts(hosts: Iterable[str]) -> None:
-    """Refuse host names that no request could call the server by.
+    """Refuse host names that no request could have.
 
     Raises:
         ConfigError: a host is no name, or has a port.
@@ -175,7 +201,7 @@ def _check_hosts(hosts: Iterable[str]) -> None:
 
 
 def _check_proxies(proxies: Iterable[str]) -> None:
-    """Refuse proxies that are named by other than an address.
+    """Refuse proxies that are not addresses.
 
     Raises:
         ConfigError: a proxy is neither "*" nor an IP address or network.

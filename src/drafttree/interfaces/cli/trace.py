@@ -21,9 +21,9 @@ from drafttree.measure.prompts import read_prompt
 if TYPE_CHECKING:
     from drafttree.evaluation.trace import Trace, Tracer
 
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="HTML file to write.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")]
 Live = Annotated[bool, typer.Option("--live", help="Show the trees in the terminal while the text is generated.")]
-Pace = Annotated[float, typer.Option(min=0, max=60, help="Seconds per round with --live.")]
+Pace = Annotated[float, typer.Option(min=0, max=60, metavar="SECONDS", help="Seconds per round with --live.")]
 
 
 @grouped
@@ -32,7 +32,7 @@ def trace(
     writing: TextOptions,
     prompt: PromptText = None,
     output: Output = None,
-    live: Live = False,
+    live_trees: Live = False,
     pace: Pace = 0.6,
     target: Target = "embedded",
     json_: AsJson = False,
@@ -46,19 +46,19 @@ def trace(
     options = writing.to_dict()
     text = read_prompt(prompt)
     models.check()
-    _check(output, live, json_)
+    _check(output, live_trees, json_)
 
     from drafttree.evaluation.trace import Tracer
 
     tracer = Tracer(models.load(target), [{"role": "user", "content": text}] if chat else text, **options)
-    _write(tracer, pace if live else None)
+    _write(tracer, pace if live_trees else None)
     text_trace = tracer.trace()
     _show(text_trace, output, json_)
     raise typer.Exit(INTERRUPTED if text_trace.finish_reason == "interrupted" else 0)
 
 
 def _check(output: Path | None, live: bool, json_: bool) -> None:
-    """Refuse, before a model runs, output that would fail at the end.
+    """Check the output options before a model runs.
 
     Raises:
         ConfigError: --live is given with --json or without a terminal, or a package for the page is missing.
@@ -93,20 +93,20 @@ def _write(tracer: "Tracer", pace: float | None) -> None:
 def _write_quietly(tracer: "Tracer") -> None:
     """Generate the text with a progress bar that counts its tokens."""
     with progress(tracer.request.text.remaining) as advance:
-        for turn in tracer.run():
-            for _ in range(turn.committed):
+        for traced_round in tracer.run():
+            for _ in range(traced_round.committed):
                 advance("tokens")
 
 
-def _show(found: "Trace", output: Path | None, json_: bool) -> None:
+def _show(text_trace: "Trace", output: Path | None, json_: bool) -> None:
     """Print the trace, as JSON or in words, and write the page if `output` is given."""
     from drafttree.interfaces.trace_display import show_trace
     from drafttree.interfaces.trace_page.page import render
 
     if json_:
-        print(found.to_json())
+        print(text_trace.to_json())
     else:
-        show_trace(found, output)
+        show_trace(text_trace, output)
     if output:
-        output.write_text(render(found), encoding="utf-8")
+        output.write_text(render(text_trace), encoding="utf-8")
         print(f"drafttree: the page is {output}", file=sys.stderr)

@@ -67,15 +67,26 @@ def tune(
     prompts: Files = None,
     target: Target = "embedded",
     drafters: Annotated[
-        list[str] | None, typer.Option("--drafter", help="A drafter to try, as for generate. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            metavar="NAME",
+            help="A drafter to try, as for generate. May be repeated.",
+            show_default="auto",
+        ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(help="Time for everything. With --out, the same command can be continued.")
+        float,
+        typer.Option(
+            "--minutes", metavar="MINUTES", help="Time for everything. With --out, the same command can be continued."
+        ),
     ] = 5.0,
     *,
     raced_texts: RacedTexts,
     out: Out = None,
-    save: Annotated[Path | None, typer.Option(help="Save the recommendation as a .json file for --policy.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the recommendation as a .json file for --policy.")
+    ] = None,
     json_: AsJson = False,
 ) -> None:
     """Find the fastest drafter and policy for your prompts.
@@ -111,8 +122,8 @@ class _Candidates(NamedTuple):
 
     Attributes:
         decoder: the target, without a drafter.
-        drafters: the drafters that can be used, by name.
-        left_out: the reasons why the others cannot, by name.
+        drafters: the usable drafters, by name.
+        left_out: by name, why the other drafters cannot be used.
     """
 
     decoder: "Decoder"
@@ -133,7 +144,7 @@ class _Usage(NamedTuple):
 
 
 def _check(minutes: float, save: Path | None) -> None:
-    """Refuse, before a model is loaded, minutes that are none and a file that cannot be saved."""
+    """Check the time limit and the file to save before a model is loaded."""
     if not 0 < minutes < float("inf"):
         raise ConfigError(f"--minutes is {minutes:g}; give a number above 0, such as 5")
     if save:
@@ -141,7 +152,7 @@ def _check(minutes: float, save: Path | None) -> None:
 
 
 def _load_candidates(target: str, drafters: list[str], raced_texts: RacedTexts) -> _Candidates:
-    """Load a target and the drafters of some names, of which "auto" is the one that `drafttree.load` would choose.
+    """Load a target and the named drafters; "auto" is the one that `drafttree.load` would choose.
 
     Raises:
         ModelError: no drafter can be used.
@@ -163,7 +174,7 @@ def _recommend(result: "Tuning", decoder: "Decoder", target: str, verifier: str,
         decoder: the target, without a drafter.
         target: the target as the command line names it.
         verifier: the verifier as the command line names it.
-        save: the file to save it in; None for none.
+        save: the file to save the recommendation in; None to save nothing.
     """
     from drafttree.evaluation.tune import command_options, python_lines, tuned_policy
 

@@ -10,7 +10,15 @@ import typer
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
+from drafttree.interfaces.cli.options import (
+    MaxBatch,
+    MaxModelLen,
+    MaxTokenGap,
+    PrefixTokens,
+    ServedTarget,
+    ServedTargetName,
+    choose_target,
+)
 
 
 class Discovery(StrEnum):
@@ -23,18 +31,27 @@ class Discovery(StrEnum):
 
 @grouped
 def worker(
+    name: ServedTargetName = None,
+    target: ServedTarget = None,
+    *,
     models: DecoderOptions,
-    model: Annotated[
-        str, typer.Argument(help='The model to serve: "embedded", a folder, a GGUF file or a hub name.')
-    ] = "embedded",
     discovery: Annotated[
         Discovery, typer.Option(help='How the frontend and workers find each other. "file" works on one machine only.')
     ] = Discovery.FILE,
-    served_model_name: Annotated[str | None, typer.Option(help="Model name that clients use. Default: MODEL.")] = None,
-    namespace: Annotated[str, typer.Option(help="Dynamo namespace.")] = "dynamo",
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model name that clients use.", show_default="the target's name"),
+    ] = None,
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Dynamo namespace.")] = "dynamo",
     max_batch: MaxBatch = MAX_BATCH,
     max_kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of tokens in all KV caches. Default: half of the memory.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Maximum number of tokens in all KV caches.",
+            show_default="half of the memory",
+        ),
     ] = None,
     max_model_len: MaxModelLen = None,
     prefix_tokens: PrefixTokens = None,
@@ -45,16 +62,25 @@ def worker(
     If a worker dies, another one continues its texts, and they stay the same: a text depends on its prompt and seed
     alone. See docs/fleet.md.
     """
+    target = choose_target(name, target)
     models.check()
 
     from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
     from drafttree.interfaces.dynamo.supervisor import supervise
 
     check_requirements("a worker", "dynamo")
-    name = served_model_name or model
-    limits = max_batch, max_kv_tokens, prefix_tokens, max_token_gap, max_model_len
-    settings = FleetSettings(model, name, discovery.value, namespace, *limits)
-    serves = partial(_serve, model, models, settings)
+    settings = FleetSettings(
+        target,
+        served_model_name or target,
+        discovery.value,
+        namespace,
+        max_batch=max_batch,
+        max_kv_tokens=max_kv_tokens,
+        prefix_tokens=prefix_tokens,
+        max_token_gap=max_token_gap,
+        max_model_len=max_model_len,
+    )
+    serves = partial(_serve, target, models, settings)
     if discovery is not Discovery.FILE:
         serves(lambda _: None)
         return

@@ -1,4 +1,4 @@
-"""Files of a worker in the folder of Dynamo's file discovery, and their removal."""
+"""Finds and removes a worker's files in the folder of Dynamo's file discovery."""
 
 import os
 import tempfile
@@ -16,6 +16,6 @@ def entries(worker_id: int) -> list[Path]:
 
 
 def remove(worker_id: int) -> None:
-    """Remove a dead worker's files at once; Dynamo would do so ten seconds after its last sign of life."""
+    """Remove a dead worker's files at once. Dynamo itself would wait for ten seconds without a heartbeat."""
     for entry in entries(worker_id):
         entry.unlink(missing_ok=True)

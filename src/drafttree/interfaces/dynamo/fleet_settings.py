@@ -1,4 +1,4 @@
-"""A worker's place in its fleet."""
+"""Settings of a worker: its limits, and how it joins its fleet."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from drafttree.loading import zoo
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What a worker tells its fleet, and its limits.
+    """The limits of a worker, and what it tells its fleet.
 
     Attributes:
         model: the loaded model: an embedded name, a folder or a hub name.
@@ -34,5 +34,5 @@ class FleetSettings:
 
     @property
     def files(self) -> str:
-        """Where the frontend finds the tokenizer and the chat template."""
+        """The folder or hub name from which the frontend reads the tokenizer and the chat template."""
         return str(zoo.folder(self.model)) if self.model in zoo.MODELS else self.model

@@ -34,14 +34,14 @@ BLOCK = 16
 """Rows of the KV cache per block, Dynamo's unit."""
 PUBLISH_SECONDS = 0.5
 MANY_ROWS = 2**31
-"""The number of rows that is reported if the real one is unknown."""
+"""The number of KV rows that is reported if there is no limit."""
 
 
 class FleetWorker(LLMEngine):
     """Writes the texts of a frontend's requests.
 
-    Token ids come in, tokens and text go out. The frontend counts the usage: a worker does not know how much of its
-    prompt another worker has generated.
+    Requests have token ids, and replies have tokens and text. The frontend counts the usage, because a worker does not
+    know which part of its prompt another worker has generated.
 
     Args:
         decoder: the decoder that writes the texts; an engine uses it until `close`.
@@ -71,7 +71,7 @@ class FleetWorker(LLMEngine):
         raise ConfigError("a worker is made by the command drafttree worker, which reads the options it needs")
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Begin to publish the use of the KV cache, and return what the fleet is told of the model."""
+        """Start publishing the use of the KV cache, and return the model's description for the fleet."""
         self._registered(worker_id)
         self._publishing = asyncio.create_task(self._publish())
         return EngineConfig(
@@ -90,9 +90,9 @@ class FleetWorker(LLMEngine):
 
         Raises:
             InvalidArgument: the request has an option that is not supported.
-            EngineShutdown: the worker ends; the frontend lets another worker continue the text.
+            EngineShutdown: the worker is shutting down; the frontend then lets another worker continue the text.
         """
-        await self.abort(context)  # a frontend that lost the connection asks again while the worker still writes
+        await self.abort(context)  # after a lost connection, the frontend sends a running request again
         try:
             handle, released_chunks = await asyncio.to_thread(self._submit, request)
             self._handles[context.id()] = handle
@@ -109,7 +109,7 @@ class FleetWorker(LLMEngine):
             self._handles.pop(context.id(), None)
 
     async def abort(self, context: Any) -> None:
-        """Cancel the text of a request whose client has disconnected; Dynamo itself does not close `generate`."""
+        """Cancel the text of a request whose client has disconnected, because Dynamo does not close `generate`."""
         if handle := self._handles.pop(context.id(), None):
             handle.cancel()
 
@@ -137,14 +137,14 @@ class FleetWorker(LLMEngine):
         register_engine_registry(metrics, registry)
 
     async def kv_event_sources(self) -> list[Any]:
-        """One source: the kept prefixes of texts, by which the router chooses a worker for a prompt."""
+        """The one source of events: the kept prefixes, by which the router chooses a worker for a prompt."""
         return [PushSource(on_ready=self._tell_of_blocks, dp_rank=0)]
 
     def _tell_of_blocks(self, publisher: Any) -> None:
         self._decoder.prefixes.observe(KeptBlocks(publisher, BLOCK))
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """The rank (one) whose use of the KV cache is published."""
+        """The ranks whose use of the KV cache is published: a worker has only one."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:

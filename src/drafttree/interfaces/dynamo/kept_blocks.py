@@ -1,7 +1,7 @@
 """Tells Dynamo's router which prefixes of texts a worker keeps, in blocks of tokens.
 
-A router with `--router-mode kv` sends a request to the worker that keeps most of its prompt. It matches tokens; the
-hash of a block only names it, so that it can be removed, and depends on all tokens up to the end of the block.
+A router with `--router-mode kv` sends a request to the worker that keeps most of its prompt. The router
+compares tokens. The hash of a block, which depends on all tokens up to the block's end, only identifies it for removal.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 NAME_BITS = 63
-"""Bits of a block's name, a positive signed 64-bit number."""
+"""Bits of a block's hash, so that it is positive as a signed 64-bit number."""
 
 
 class KeptBlocks:
@@ -28,7 +28,7 @@ class KeptBlocks:
         self._texts: Counter[int] = Counter()
 
     def kept(self, tokens: list[int]) -> None:
-        """Publish the blocks of a text that no other kept text has; those that others share are published already."""
+        """Publish the blocks of a text, except those that another kept text shares, which are published already."""
         names = [*self._names(tokens)]
         self._texts.update(names)
         new_blocks = [block for block, name in enumerate(names) if self._texts[name] == 1]

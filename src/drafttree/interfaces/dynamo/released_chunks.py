@@ -1,7 +1,7 @@
-"""A text's chunks in Dynamo's form; tokens that may belong to a stop string are held back with their text.
+"""Converts a text's chunks to Dynamo's form, and holds back tokens that may belong to a stop string.
 
-If a worker dies, another continues after the last token that was sent, and looks for stop strings only in what it
-writes itself. The text of chunks is made here, because the frontend's would show the beginning of a stop string.
+If a worker dies, another one continues after the last token that was sent, and looks for stop strings only in its own
+tokens. The text of a chunk is made here, because the frontend would show the beginning of a stop string.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ class ReleasedChunks:
 
     Args:
         decode: returns the text of a token id.
-        holds: whether to hold tokens back, because there are stop strings.
+        holds: whether there are stop strings, so that tokens must be held back.
     """
 
     def __init__(self, decode: DecodeToken, *, holds: bool) -> None:
@@ -32,7 +32,7 @@ class ReleasedChunks:
         self._released = 0
 
     def add(self, chunk: Chunk) -> dict[str, Any] | None:
-        """Add a chunk of the engine; return what can be sent now as a `GenerateChunk`, or None."""
+        """Add a chunk of the engine; return the `GenerateChunk` that can be sent now, if any."""
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
         self._top += chunk.top_logprobs
@@ -62,10 +62,10 @@ class ReleasedChunks:
             released_chunk["top_logprobs"] = [self._ranked(candidates) for candidates in top]
         return released_chunk
 
-    def _ranked(self, best: dict[int, float]) -> list[dict[str, Any]]:
+    def _ranked(self, candidates: dict[int, float]) -> list[dict[str, Any]]:
         return [
             {"rank": rank, "token_id": token, "token": self._decode(token), "logprob": value}
-            for rank, (token, value) in enumerate(best.items(), start=1)
+            for rank, (token, value) in enumerate(candidates.items(), start=1)
         ]
 
     def _spell(self, tokens: Sequence[int]) -> list[str]:

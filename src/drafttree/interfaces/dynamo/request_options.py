@@ -1,9 +1,9 @@
 """Converts requests of Dynamo's frontend to options of `Engine.submit`.
 
-A text that moves to another worker arrives there as a longer prompt with fewer tokens to write. So an option is
-supported only if it means the same in the middle of a text as at its beginning. This holds for seeds, because noise
-depends on the position in prompt and text, and for `repetition_penalty`, which counts the prompt too. Options that
-count from the beginning of the text are refused, like all others that the engine does not support; none is ignored.
+If a text moves to another worker, that worker gets the text so far as part of the prompt. So an option is supported
+only if it means the same in the middle of a text as at its beginning. This holds for seeds, because noise depends on
+the position in prompt and text, and for `repetition_penalty`, which also counts the prompt. Options that count from the
+beginning of the text are refused, like all options that the engine does not support.
 """
 
 import json
@@ -71,7 +71,7 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
     options = {name: fields[name] for name in SAME_NAME if name in fields} | _ends(fields, decoder.eos)
     options["max_new_tokens"] = _length(fields, len(request["token_ids"]), decoder.target.context)
     if (top_k := fields.get("top_k")) is not None:
-        options["top_k"] = max(top_k, 0)  # vLLM's -1 keeps all, as 0 does here
+        options["top_k"] = max(top_k, 0)  # -1 in vLLM is 0 here: all tokens
     if (count := fields.get("logprobs")) is not None:
         options["logprobs"] = count or True
     if guide := fields.get("guided_decoding"):
@@ -80,7 +80,7 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
 
 
 def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a request that are set, by their names."""
+    """The options of a request that are not None, by name."""
     entries = UNSUPPORTED
     groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
     top_fields = {name: request[name] for name in entries if name in request}
@@ -92,22 +92,22 @@ def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _ends(asked: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
-    """The options that end a text: EOS, stop strings and the like."""
-    ends: dict[str, Any] = {"stop": asked["stop"]} if asked.get("stop") else {}
-    if ids := asked.get("stop_token_ids"):
-        ends["eos_token_id"] = [*ids] if asked.get("ignore_eos") else [*eos, *ids]
+def _ends(fields: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
+    """The options that decide where a text ends, except its length."""
+    ends: dict[str, Any] = {"stop": fields["stop"]} if fields.get("stop") else {}
+    if ids := fields.get("stop_token_ids"):
+        ends["eos_token_id"] = [*ids] if fields.get("ignore_eos") else [*eos, *ids]
         ends["ignore_eos"] = False
     return ends
 
 
-def _length(asked: Mapping[str, Any], prompt: int, context: int | None) -> int:
-    """The most tokens to write; by default as many as the context has room for, which also suits a moved text.
+def _length(fields: Mapping[str, Any], prompt: int, context: int | None) -> int:
+    """The most tokens to write. The default is what the context has room for, which is also right after a move.
 
     Raises:
-        InputError: no number is given, and the model's context has no limit.
+        InputError: the request has no `max_tokens`, and the model's context has no limit.
     """
-    if (count := asked.get("max_tokens")) is not None:
+    if (count := fields.get("max_tokens")) is not None:
         return count
     if context is None:
         raise InputError("the model's context has no end; give max_tokens")

@@ -12,7 +12,7 @@ from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 
 QUIET = {"DYN_LOG": "warn"}
 ONE_MACHINE = {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_SELF_HOST_METADATA": "0"}
-"""Environment of Dynamo's runtime on one machine: it listens here only, and the frontend reads files from this disk."""
+"""Environment of Dynamo's runtime on one machine: it listens locally, and the frontend reads files from this disk."""
 
 
 def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None] = lambda _: None) -> None:
@@ -24,7 +24,7 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
         registered: called with the worker's id once it is known.
 
     Raises:
-        ConfigError: there is no fleet to join.
+        ConfigError: the worker cannot join a fleet.
     """
     for name, value in (QUIET | ONE_MACHINE if settings.discovery == "file" else QUIET).items():
         os.environ.setdefault(name, value)

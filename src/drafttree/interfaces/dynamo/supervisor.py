@@ -1,6 +1,6 @@
 """Runs a worker in a process of its own, and removes it from the fleet when that process dies.
 
-Dynamo notices only after ten seconds that a worker was killed; requests that it sends there meanwhile fail.
+Dynamo itself takes ten seconds to notice that a worker was killed, and requests fail meanwhile.
 """
 
 import os
@@ -17,31 +17,31 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.dynamo import file_discovery
 
 Serve = Callable[[Callable[[int], None]], None]
-"""A function that serves until it is told to end, and calls its argument with the worker's id once that is known."""
+"""A function that serves until its process is told to end. It calls its argument with the worker's id."""
 LOOK_SECONDS = 1.0
 """Seconds between checks whether the fleet still knows the worker."""
 MISSING_SECONDS = 3.0
-"""Seconds after which a running worker that the fleet does not know is ended."""
+"""Seconds after which a running worker is ended if the fleet no longer knows it."""
 
 
 def supervise(serve: Serve) -> int:
-    """Serve in another process until it ends; SIGTERM and Ctrl-C let it finish its texts.
+    """Serve in another process until that ends. SIGTERM and Ctrl-C let it finish its texts.
 
     Args:
         serve: serves the model in a process of its own, so it must be picklable.
 
     Returns:
-        The exit code: 0 if it ended as it was told, 1 if it died or was forgotten by its fleet.
+        The exit code: 0 after SIGTERM or Ctrl-C, 1 if the process died or the fleet no longer knows it.
 
     Raises:
-        DraftTreeError: `serve` has raised it.
+        DraftTreeError: `serve` raises one.
     """
     context = get_context("spawn")
-    news, sender = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(serve, sender), name="drafttree-worker")
     process.start()
     sender.close()
-    return _Watch(process, news).until_end()
+    return _Watch(process, receiver).until_end()
 
 
 class _Watch:
@@ -49,33 +49,34 @@ class _Watch:
 
     Args:
         process: the process that serves.
-        news: connection on which the process sends the worker's id, and the error that ends it.
+        receiver: receives the worker's id from the process, and the error that ends it.
     """
 
-    def __init__(self, process: BaseProcess, news: Connection) -> None:
+    def __init__(self, process: BaseProcess, receiver: Connection) -> None:
         self._process = process
-        self._news = news
+        self._receiver = receiver
         self._worker_id: int | None = None
         self._last_known: float | None = None
-        self._forgotten = self._told_to_end = False
+        self._forgotten = False
+        self._told_to_end = False
 
     def until_end(self) -> int:
         """Wait for the process; return its exit code, or 1 if it was killed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
-        open_ends: list[Connection | int] = [self._news, self._process.sentinel]
+        wait_handles: list[Connection | int] = [self._receiver, self._process.sentinel]
         while self._process.is_alive():
-            if self._news in wait(open_ends, LOOK_SECONDS) and not self._listen():
-                open_ends.remove(self._news)
+            if self._receiver in wait(wait_handles, LOOK_SECONDS) and not self._read_message():
+                wait_handles.remove(self._receiver)
             self._check_known()
-        self._listen()
+        self._read_message()
         self._process.join()
-        return self._after_death()
+        return self._exit_code()
 
-    def _listen(self) -> bool:
+    def _read_message(self) -> bool:
         """Read a message of the process; return whether more may follow."""
         try:
-            message = self._news.recv() if self._news.poll() else None
+            message = self._receiver.recv() if self._receiver.poll() else None
         except EOFError:
             return False
         if isinstance(message, DraftTreeError):
@@ -85,7 +86,7 @@ class _Watch:
         return True
 
     def _check_known(self) -> None:
-        """End a worker that the fleet no longer knows, because it would get no more requests."""
+        """End the worker if the fleet no longer knows it, because it would get no more requests."""
         if self._worker_id is None or self._told_to_end:
             return
         current_time = time.monotonic()
@@ -100,7 +101,7 @@ class _Watch:
         self._told_to_end = True
         self._process.terminate()
 
-    def _after_death(self) -> int:
+    def _exit_code(self) -> int:
         code = self._process.exitcode or 0
         if self._worker_id is not None:
             file_discovery.remove(self._worker_id)

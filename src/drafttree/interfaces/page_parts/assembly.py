@@ -1,4 +1,4 @@
-"""Puts styles, scripts and data into the template of a page, so that it needs no other file."""
+"""Assembles a page into one file: its template with styles, scripts and data."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,9 +9,10 @@ from typing import Any
 import drafttree
 from drafttree.core.requirements import check_requirements
 
-OWN = "drafttree.interfaces.page_parts"
-STYLES, SCRIPTS = ("base.css", "draft_tree.css"), ("elements.js", "draft_tree.js")
-"""Styles and scripts of all pages, which precede those of a page."""
+PAGE_PARTS = "drafttree.interfaces.page_parts"
+STYLES = ("base.css", "draft_tree.css")
+SCRIPTS = ("elements.js", "draft_tree.js")
+"""Styles and scripts of all pages. Those of a single page follow them."""
 
 
 def assemble(package: str, style: str, script: str, data: Any, **values: Any) -> str:
@@ -33,8 +34,8 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page_fields = {
-        "style": _read(STYLES, OWN) + _read([style], package),
-        "script": _read(SCRIPTS, OWN) + _read([script], package),
+        "style": _read(STYLES, PAGE_PARTS) + _read([style], package),
+        "script": _read(SCRIPTS, PAGE_PARTS) + _read([script], package),
         "data": htmlsafe_json_dumps(data, dumps=partial(dumps, separators=(",", ":"), allow_nan=False)),
         "version": drafttree.__version__,
     }

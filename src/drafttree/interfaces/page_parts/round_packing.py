@@ -12,35 +12,35 @@ WORDS: dict[str, Sequence[str]] = {"phases": PHASES, "outcomes": OUTCOMES, "rule
 """The words that numbers in the rows stand for, by index."""
 
 
-def pack_round(turn: TracedRound, strings: dict[str, int]) -> dict[str, Any]:
+def pack_round(traced_round: TracedRound, strings: dict[str, int]) -> dict[str, Any]:
     """Pack a round.
 
     Args:
-        turn: the round.
-        strings: texts of tokens with their indices, which the row refers to; new texts are added.
+        traced_round: the round.
+        strings: index of each token text, to which rows refer; new texts are added.
     """
     return {
-        "n": [_packed_node(node, strings) for node in turn.nodes],
-        "s": turn.size,
-        "p": turn.path,
-        "b": _packed_node(turn.bonus, strings),
-        "c": turn.committed,
-        "a": turn.accepted,
-        "x": [turn.cut.get(rule, 0) for rule in RULES],
-        "w": turn.widths,
-        "j": turn.rejected,
-        "t": _short([turn.seconds[phase] for phase in PHASES]),
+        "n": [_packed_node(node, strings) for node in traced_round.nodes],
+        "s": traced_round.size,
+        "p": traced_round.path,
+        "b": _packed_node(traced_round.bonus, strings),
+        "c": traced_round.committed,
+        "a": traced_round.accepted,
+        "x": [traced_round.cut.get(rule, 0) for rule in RULES],
+        "w": traced_round.widths,
+        "j": traced_round.rejected,
+        "t": _short([traced_round.seconds[phase] for phase in PHASES]),
     }
 
 
 def _packed_node(node: TracedNode, strings: dict[str, int]) -> list[Any]:
-    """A node as text, id, parent, rank, outcome, rule, and probabilities: draft, target, and seen if it differs."""
-    chances = [node.draft, node.target]
+    """A node's text, token, parent, rank, outcome and rule, then its draft, target and, if different, seen chance."""
+    probabilities = [node.draft, node.target]
     if node.seen is not None and abs(node.seen - (node.draft or 0.0)) > 10.0**-DIGITS:
-        chances.append(node.seen)
+        probabilities.append(node.seen)
     text = strings.setdefault(node.text, len(strings))
     indices = [OUTCOMES.index(node.outcome), RULES.index(node.rule)]
-    return [text, node.token, node.parent, node.rank, *indices, *_short(chances)]
+    return [text, node.token, node.parent, node.rank, *indices, *_short(probabilities)]
 
 
 def _short(numbers: Sequence[float | None]) -> list[float | None]:

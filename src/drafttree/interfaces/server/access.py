@@ -19,14 +19,14 @@ from drafttree.interfaces.server.errors import ServerError
 ANY = "*"
 ALL_ADDRESSES = ("0.0.0.0", "::", "")
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:/@\[\]]+))(?::[0-9]*)?")
-"""The header `Host`: an IPv6 address or something else, and perhaps a port."""
+"""The header `Host`: an IPv6 address in brackets, or a name or IPv4 address, then optionally a port."""
 
 
 class AllowedHosts:
-    """Middleware that answers 421 to a request for another host, against DNS rebinding.
+    """Middleware that answers 421 to requests for other hosts, as a protection against DNS rebinding.
 
-    IP addresses are allowed, because rebinding needs a name whose address changes. So are requests without a host,
-    which HTTP/1.0 allows and no browser sends.
+    IP addresses are allowed, because rebinding needs a name whose address changes. Requests without a host, which only
+    HTTP/1.0 permits and no browser sends, are allowed too.
 
     Args:
         app: the application.
@@ -63,7 +63,7 @@ def name_of(host: str) -> str | None:
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """The names of a server: localhost, and the host it listens at, or the machine's name if it listens everywhere."""
+    """The names of a server: localhost, and its host; if it listens at all addresses, the machine's name."""
     return ("localhost", (socket.gethostname() if host in ALL_ADDRESSES else host).lower())
 
 
@@ -106,5 +106,5 @@ def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:
 
 
 def _digest(key: str) -> bytes:
-    """The SHA-256 digest of a key, whose length does not reveal the key's."""
+    """The SHA-256 digest of a key; unlike the key, it always has the same length."""
     return sha256(key.encode(errors="surrogateescape")).digest()

@@ -32,8 +32,8 @@ class OpenRequest:
 
     Attributes:
         large: whether the body is so large that parsing it would block the event loop.
-        ends: callbacks for when the request has been answered.
-        reading: callbacks for when its body is no longer needed.
+        ends: callbacks to run once the request has been answered.
+        reading: callbacks to run once the body is no longer needed.
     """
 
     def __init__(self, key: str, seconds: float | None) -> None:
@@ -56,13 +56,13 @@ class OpenRequest:
             yield
 
 
-async def read_request(read: Callable[[], Found]) -> Found:
-    """Call a function that reads the request: in a thread if the request is large, else here, which is faster."""
-    return await asyncio.to_thread(read) if open_request.get().large else read()
+async def read_request(function: Callable[[], Found]) -> Found:
+    """Call a function that reads the request: in a thread if the request is large, else directly, which is faster."""
+    return await asyncio.to_thread(function) if open_request.get().large else function()
 
 
 MAX_UNREAD = 6
-"""The most rounds of a text that its client has not read; at this number the text pauses."""
+"""The number of rounds that a client has not read at which its text pauses."""
 
 
 class Admission:
@@ -74,7 +74,7 @@ class Admission:
         max_texts: the most texts that may run or wait.
         shares_prefixes: whether texts without key and salt share their prefixes.
         max_texts_per_key: the most texts of one API key that may run or wait; None for no limit.
-        audit: observes the rounds of texts without a seed of the client's; None for no audit.
+        audit: observes the rounds of texts whose seed the server draws; None for no audit.
 
     Attributes:
         draining: whether new texts are refused, because the server shuts down.
@@ -115,7 +115,7 @@ class Admission:
 
     @property
     def busy(self) -> bool:
-        """Whether a text has not ended, or has not been sent to its client completely."""
+        """Whether any text is unfinished, or not yet completely sent to its client."""
         return bool(self._answering or self.open)
 
     @asynccontextmanager
@@ -141,7 +141,7 @@ class Admission:
     def refuse_preparing(self) -> None:
         """End the requests inside `preparing`, because a server that shuts down would refuse their texts."""
         for deadline in self._preparing:
-            if not deadline.expired():  # else it is ending already, which may take longer than until the next call
+            if not deadline.expired():  # an expired one may not have ended yet
                 deadline.reschedule(0)
 
     async def submit(
@@ -153,17 +153,16 @@ class Admission:
         to: Callable[..., Handle] | None = None,
         **options: Any,
     ) -> Handle:
-        """Submit a text, which is cancelled at the latest when the current request has been answered.
+        """Submit a text. If it still runs when the current request has been answered, it is cancelled.
 
-        The prompt is encoded in a thread, so the event loop goes on. Other arguments are as for `Engine.submit`.
+        A thread encodes the prompt, so the event loop is not blocked. Other arguments are as for `Engine.submit`.
 
         Args:
-            cache_salt: the request's salt; prefixes are shared among texts of one key and salt, or within the group.
-            to: the `Engine.submit` of another engine that is to write the text.
+            cache_salt: the request's salt; only texts of the same key and salt, or of the same group, share prefixes.
+            to: `Engine.submit` of another engine, which then writes the text.
 
         Raises:
-            ServerError: too many texts of all clients or of the key run or wait (429), or the server is shutting down
-                (503).
+            ServerError: too many texts run or wait, in total or of the key (429), or the server is shutting down (503).
             DraftTreeError: as for `Engine.submit`.
         """
         self.check()
@@ -232,11 +231,11 @@ def _cancel(text: asyncio.Future[Handle], reason: str = "cancelled") -> None:
 class ClientPresence:
     """Middleware that cancels a request and its texts when its client disconnects.
 
-    Streamed replies notice this by themselves; others would not.
+    Streamed replies notice this without help; other replies do not.
 
     Args:
         app: the application.
-        timeout: seconds after the arrival of a request at which its texts end as they are; None for no limit.
+        timeout: seconds after the arrival of a request until its texts are cut off; None for no limit.
     """
 
     def __init__(self, app: ASGIApp, timeout: float | None) -> None:
@@ -268,13 +267,13 @@ class ClientPresence:
             if not is_answered:
                 answer_task.cancel()
 
-        user = scope.get("user")  # starlette's, where keys are asked for
+        user = scope.get("user")  # set by starlette if the server has keys
         with OpenRequest(user.display_name if user else "", self._timeout).answering():
             answer_task = asyncio.ensure_future(self._app(scope, take, give))
             watch_task = asyncio.ensure_future(watch())
             try:
                 await asyncio.wait([answer_task])
-                with suppress(ClientDisconnect):  # it was reading the body
+                with suppress(ClientDisconnect):  # raised while the body is read
                     if not answer_task.cancelled():
                         answer_task.result()
             finally:

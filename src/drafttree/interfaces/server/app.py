@@ -43,7 +43,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
 
     cors_options = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     keys = Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse)
-    middleware = [  # of every request, the outermost first
+    middleware = [  # the outermost first
         Middleware(RequestLog, lines=settings.access_log),
         Middleware(AllowedHosts, hosts=settings.allowed_hosts),
         *([Middleware(CORSMiddleware, **cors_options)] if settings.cors else []),
@@ -59,7 +59,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         middleware=middleware,
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
         exception_handlers=dict.fromkeys((HTTPException, ServerError, DraftTreeError), answer_error),
-    )  # what else is raised, `RequestLog` answers
+    )  # `RequestLog` answers other exceptions
     app.state.serving = serving
     for routes in (chat, completions, responses, anthropic, service, playground):
         app.include_router(routes.router)

@@ -20,7 +20,7 @@ logger = logging.getLogger("drafttree")
 class ServedAudit(Audit):
     """An audit of a server's texts, which logs an error once the evidence refutes their distribution.
 
-    Only texts with a seed of the server's belong here: a client may repeat a seed, and with it the random numbers.
+    Use it only for texts whose seed the server has drawn. A client may repeat a seed, and with it the random numbers.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ServedAudit(Audit):
 
 
 class AuditCollector(Collector):
-    """Collects the figures of an audit at each request for metrics; all get the given labels."""
+    """Collects the figures of an audit at each scrape. All metrics get the same labels."""
 
     def __init__(self, audit: Audit, labels: dict[str, str]) -> None:
         self._audit = audit
@@ -51,7 +51,7 @@ class AuditCollector(Collector):
         self._values = [*labels.values()]
 
     def collect(self) -> Iterator[Metric]:
-        """The evidence as it is now."""
+        """The current evidence."""
         evidence = self._audit.evidence
         help_ = "Tokens that were looked at for evidence against the target's law."
         tokens = CounterMetricFamily(f"{PREFIX}audit_tokens", help_, labels=self._names)

@@ -1,4 +1,4 @@
-"""Bodies of requests: limited in size as they arrive, and parsed in a thread if they are large."""
+"""Reads bodies of requests: limits their size as they arrive, and parses large ones in a thread."""
 
 import asyncio
 import json
@@ -21,19 +21,19 @@ from drafttree.interfaces.server.written_json import read_float, read_integer
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
-"""Limits of a body: a fixed part, and a part per token of the model's context. For comparison, 156 tools with 60
-properties each have 40,000 items, and a character that JSON escapes takes 6 bytes."""
+"""The limit of a body is the sum of a fixed part and a part per token of the model's context. For comparison, 156 tools
+with 60 properties each have 40,000 items, and a character that JSON escapes takes 6 bytes."""
 ANY_CONTEXT = 1 << 17
-"""Used as the context of a model without a limit, in tokens."""
+"""The context, in tokens, that is assumed for a model without a limit."""
 BODIES_AT_ONCE = 64
-"""Memory for all bodies that are being read, in bodies of the largest size."""
+"""The memory for all bodies that are being read, as a number of bodies of the largest size."""
 DISCARDED, DISCARDING = 16 << 20, 3.0
-"""The most bytes of a refused body that are still read, and the most seconds for it: a client that is still writing
-when the connection is closed would not see the reply."""
+"""The most bytes of a refused body that are still read, and the most seconds for it. If the connection closed while the
+client is writing, the client would not see the reply."""
 SMALL = 16 << 10
 """The most bytes of a body that is parsed in the event loop."""
 LARGE_BODIES = 2
-"""The most large bodies that are parsed at once: their threads share one interpreter with the event loop."""
+"""The most large bodies that are parsed at once, because their threads slow down the event loop."""
 UNCOUNTED, UNMARKED = (bytes({*range(256)} - {*marks}) for marks in (b'",[{', b",[{"))
 CONVERSATIONS = ("messages", "input")
 """Fields with the messages of a conversation, each of which takes at least one token of the context."""
@@ -42,15 +42,15 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 TOO_LONG = object()
 """Stands for an integer of more digits than Python reads."""
 Model = TypeVar("Model")
-AS_READ = WrapValidator(lambda found, _: found)
-Body = Annotated[Model, AS_READ]
-"""Type of a route's parameter that is the body: `BodyRoute` checks it, FastAPI only documents it."""
+ALREADY_VALIDATED = WrapValidator(lambda parsed_body, _: parsed_body)
+Body = Annotated[Model, ALREADY_VALIDATED]
+"""Type of a route's parameter that is the body. `BodyRoute` validates it; FastAPI only documents it."""
 
 
 class ItemCount:
     """Counts the lists, objects and their items in a JSON text that arrives in parts, without parsing it.
 
-    A MB takes 2 ms; parsing it may take Python and pydantic 3 s.
+    A megabyte takes 2 ms, while parsing and validating it may take 3 s.
 
     Attributes:
         items: the number of items so far.
@@ -58,30 +58,32 @@ class ItemCount:
 
     def __init__(self) -> None:
         self.items = 0
-        self._rest = b""
+        self._leftover = b""
         self._in_string = False
         self._has_strings: bool | None = None
 
-    def add(self, part: bytes) -> None:
-        """Count the items of the next part."""
-        if self._has_strings is None:  # UTF-16 has bytes of quotes in other characters: all of it counts
-            part = self._rest + part
-            self._rest = b""
-            if len(part) < 2:  # one byte does not tell
-                self._rest = part
+    def add(self, piece: bytes) -> None:
+        """Count the items of the next piece of the body."""
+        if self._has_strings is None:  # in UTF-16, other characters have bytes of quotes, so strings are counted too
+            piece = self._leftover + piece
+            self._leftover = b""
+            if len(piece) < 2:  # the encoding needs two bytes
+                self._leftover = piece
                 return
-            self._has_strings = json.detect_encoding(part[:4]).startswith("utf-8")
-        unquoted_bytes = self._without_strings(part) if self._has_strings else part
+            self._has_strings = json.detect_encoding(piece[:4]).startswith("utf-8")
+        unquoted_bytes = self._without_strings(piece) if self._has_strings else piece
         self.items += unquoted_bytes.count(b",") + unquoted_bytes.count(b"[") + unquoted_bytes.count(b"{")
 
-    def _without_strings(self, part: bytes) -> bytes:
-        text = self._rest + part
-        backslashes = (len(text) - len(text.rstrip(b"\\"))) % 2
-        text, self._rest = text[: len(text) - backslashes], text[len(text) - backslashes :]  # it escapes what comes
+    def _without_strings(self, piece: bytes) -> bytes:
+        text = self._leftover + piece
+        unpaired_backslashes = (len(text) - len(text.rstrip(b"\\"))) % 2
+        # An unpaired backslash at the end escapes the first byte of the next piece.
+        end = len(text) - unpaired_backslashes
+        text, self._leftover = text[:end], text[end:]
         if b"\\" in text:
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         text = text.translate(None, UNCOUNTED)
-        pieces = text.replace(b'""', b"").split(b'"')  # two quotes with nothing to count between them change nothing
+        pieces = text.replace(b'""', b"").split(b'"')  # two quotes in a row change nothing
         unquoted_pieces = pieces[self._in_string :: 2]
         self._in_string ^= len(pieces) % 2 == 0
         return b"".join(unquoted_pieces)
@@ -100,10 +102,10 @@ class BodyReader:
         self._most_bytes = BYTES + BYTES_PER_TOKEN * tokens if most_bytes is None else most_bytes
         self._most_items = ITEMS + ITEMS_PER_TOKEN * tokens
         self._context = context
-        self._held = 0
+        self._held_bytes = 0
         self._turns = asyncio.Semaphore(LARGE_BODIES)
 
-    async def read(self, request: Request, kind: TypeAdapter[Any]) -> Any:
+    async def read(self, request: Request, adapter: TypeAdapter[Any]) -> Any:
         """Read and validate the body of a request.
 
         Raises:
@@ -121,13 +123,13 @@ class BodyReader:
             await self._turns.acquire()
             request_state.reading.callback(self._turns.release)
             request_state.large = True
-        return await read_request(partial(_read, body, kind, self._context))
+        return await read_request(partial(_read, body, adapter, self._context))
 
     async def _receive(self, request: Request, reading: ExitStack) -> bytes:
         """Receive the bytes of a body, which count toward the limit for all bodies until `reading` is closed.
 
         Raises:
-            ServerError: the body is refused, after up to `DISCARDED` more bytes of it were read.
+            ServerError: the body is too large, or all bodies together are; up to `DISCARDED` more bytes are read first.
         """
         chunks = request.stream()
         body = list[bytes]()
@@ -137,16 +139,16 @@ class BodyReader:
         counted_chunks = 0
 
         def release() -> None:
-            self._held -= size
+            self._held_bytes -= size
 
         reading.callback(release)
         refusal = self._refusal(int(request.headers.get("content-length", 0)), 0)
         while not refusal and (chunk := await anext(chunks, b"")):
             body.append(chunk)
             size += len(chunk)
-            self._held += len(chunk)
+            self._held_bytes += len(chunk)
             marks += len(chunk.translate(None, UNMARKED))
-            if marks > self._most_items:  # those in strings among them; up to here a look at these would take longer
+            if marks > self._most_items:  # some may be in strings: count exactly
                 for body_chunk in body[counted_chunks:]:
                     count.add(body_chunk)
                 counted_chunks = len(body)
@@ -164,19 +166,19 @@ class BodyReader:
         raise refusal
 
     def _refusal(self, size: int, items: int) -> ServerError | None:
-        """The error for a body of which `size` bytes have arrived so far; None if it may go on."""
+        """The error for a body of which `size` bytes with `items` items have arrived; None if reading may continue."""
         if size > self._most_bytes:
             return _too_large(self._most_bytes, "bytes")
         if items > self._most_items:
             return _too_large(self._most_items, "items in its lists and objects")
-        if self._held > BODIES_AT_ONCE * self._most_bytes:
-            message = f"the bodies of all requests take {self._held} bytes, which is too much; try again later"
+        if self._held_bytes > BODIES_AT_ONCE * self._most_bytes:
+            message = f"the bodies of all requests take {self._held_bytes} bytes, which is too much; try again later"
             return ServerError(429, message, code="bodies_full", headers=AGAIN)
         return None
 
 
-def _too_large(most: int, what: str) -> ServerError:
-    message = f"the body has more than {most} {what}, which is the limit; send less at once"
+def _too_large(limit: int, unit: str) -> ServerError:
+    message = f"the body has more than {limit} {unit}, which is the limit; send less at once"
     return ServerError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
@@ -184,10 +186,10 @@ class BodyRoute(APIRoute):
     """A route whose body the server's `BodyReader` reads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of a request, which reads the body first."""
+        """A handler that reads the body before the route's function is called."""
         handle = super().get_route_handler()
         hints = get_type_hints(self.endpoint, include_extras=True).values()
-        bodies = [get_args(hint)[0] for hint in hints if AS_READ in get_args(hint)]
+        bodies = [get_args(hint)[0] for hint in hints if ALREADY_VALIDATED in get_args(hint)]
         if not bodies:
             return handle
         adapter = TypeAdapter[Any](bodies[0])
@@ -202,39 +204,39 @@ class BodyRoute(APIRoute):
 class _ReadRequest(Request):
     """A request whose body has been read. FastAPI checks that `body` is not empty, and then calls `json`."""
 
-    def __init__(self, scope: Scope, found: Any) -> None:
+    def __init__(self, scope: Scope, parsed_body: Any) -> None:
         super().__init__(scope)
-        self._found = found
+        self._parsed_body = parsed_body
 
     async def body(self) -> bytes:
         return b"read"
 
     async def json(self) -> Any:
-        return self._found
+        return self._parsed_body
 
 
-def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
+def _read(body: bytes, adapter: TypeAdapter[Any], context: int | None) -> Any:
     """Parse and validate a body.
 
     Raises:
-        ServerError: the body is invalid; it tells the first mistake.
+        ServerError: the body is invalid; the message names the first mistake.
     """
     with collection_pause:
         parsed_body = _parse(body)
-        for name in CONVERSATIONS:  # first, since it takes no time
+        for name in CONVERSATIONS:  # before the validation, because it takes no time
             messages = parsed_body.get(name) if isinstance(parsed_body, dict) else None
             if isinstance(messages, list) and context is not None and len(messages) > context:
                 message = f"{name}: {len(messages)} do not fit into the model's context of {context} tokens; send fewer"
                 raise ServerError(400, message, param=name, code="context_length_exceeded")
         _check_scalars(parsed_body)
         try:
-            return kind.validate_python(parsed_body, from_attributes=True)
+            return adapter.validate_python(parsed_body, from_attributes=True)
         except ValidationError as error:
             raise refusal_of(error.errors(include_url=False)[0]) from None
 
 
 def _parse(body: bytes) -> Any:
-    """Parse a JSON text, with `TOO_LONG` for integers that Python does not read.
+    """Parse a JSON text, with `TOO_LONG` in place of integers that Python does not read.
 
     Raises:
         ServerError: the text is not JSON.
@@ -256,15 +258,15 @@ def _integer(digits: str) -> object:
         return TOO_LONG
 
 
-def _check_scalars(given: Any) -> None:
+def _check_scalars(parsed_body: Any) -> None:
     """Refuse integers that are too long, and texts and names that are not Unicode.
 
     Raises:
-        ServerError: there is one; it tells the place of the first.
+        ServerError: there is such a value; the message names the place of the first one.
     """
-    iterator_stack = [_parts([given])]
+    iterator_stack = [_parts([parsed_body])]
     path = list[Any]([0])
-    while iterator_stack:  # of what is open, only where it stands is kept: a body may be deep as well as long
+    while iterator_stack:  # keeps one iterator per level, because a body may be both deep and long
         for path[-1], value in iterator_stack[-1]:
             if isinstance(value, dict | list):
                 iterator_stack.append(_parts(value))
@@ -281,8 +283,8 @@ def _check_scalars(given: Any) -> None:
             path.pop()
 
 
-def _parts(whole: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
-    """What a list or an object holds, names included, each with its step."""
-    if isinstance(whole, list):
-        return iter(enumerate(whole))
-    return ((name, member) for name, value in whole.items() for member in (name, value))
+def _parts(container: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the elements of a list, or the names and values of an object, each after its step in the path."""
+    if isinstance(container, list):
+        return iter(enumerate(container))
+    return ((name, member) for name, value in container.items() for member in (name, value))

@@ -38,13 +38,13 @@ async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=True))
 
 
-async def begin_answers(request: ChatRequest, serving: ServingContext, **more: Any) -> Texts:
+async def begin_answers(request: ChatRequest, serving: ServingContext, **submit_options: Any) -> Texts:
     """Submit the answers to a conversation.
 
     Args:
         request: the client's request.
         serving: the served model.
-        **more: further options of the texts, as for `Admission.submit`.
+        **submit_options: further options of the texts, as for `Admission.submit`.
 
     Raises:
         ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
@@ -55,17 +55,17 @@ async def begin_answers(request: ChatRequest, serving: ServingContext, **more: A
     if request.left_out:
         _warn_of(request.left_out)
     prompt, options, reader = await asyncio.to_thread(_prepare, request, serving)
-    return await Texts.submit(request, serving, [prompt], [options], reader, **more)
+    return await Texts.submit(request, serving, [prompt], [options], reader, **submit_options)
 
 
 @lru_cache(maxsize=64)
 def _warn_of(tools: tuple[str, ...]) -> None:
-    """Log that tools are left out; once per list of tools, because every turn of a client repeats it."""
+    """Log that tools are left out. Every turn of a conversation repeats its tools, so each list is logged only once."""
     logger.warning("tools that this server cannot run are left out: %s", ", ".join(tools))
 
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
-    """The token ids of a conversation, the options of its answers, and a function that makes an answer's reader."""
+    """The token ids of a conversation, the options of its answers, and a function that makes a reader for an answer."""
     decoder = serving.decoder
     dialect = serving.dialect
     tools = request.callable_tools
@@ -74,7 +74,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     grammar = chat_grammar(request, dialect, thinks)
     options = engine_options(request, decoder, len(prompt), request.limit)
     end = turn_end(decoder.tokenizer)
-    # A form ends by itself, and may not be cut while it is being thought about.
+    # A grammar ends the text by itself, and a stop string could cut off the thinking before it.
     if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
     spelled_tokens = dialect.spelled_tokens(decoder.tokenizer, decoder.target.vocab_size, calls=bool(tools))
@@ -91,15 +91,15 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
         thinks=thinks,
         speaks=not request.must_call,
         schemas=schemas,
-        single=request.parallel_tool_calls is False or dialect.one_call,
+        single_call=request.parallel_tool_calls is False or dialect.one_call,
         untagged=[] if calls is None or request.has_form else calls.untagged_forms(_not_strict(tools.values())),
     )
-    reader()  # compiles its patterns in this thread, since hundreds of names take a third of a second
+    reader()  # compiles its patterns in this thread: hundreds of names take a third of a second
     return prompt, options | answer_options, reader
 
 
 def _not_strict(tools: Iterable[FunctionDefinition]) -> list[str]:
-    """The names of tools that are not strict. Only these may be called without marks, where no grammar applies."""
+    """The names of tools that are not strict. Only these can be called without marks, where no grammar applies."""
     return [tool.name for tool in tools if not tool.strict]
 
 

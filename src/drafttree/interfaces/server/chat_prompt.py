@@ -1,4 +1,4 @@
-"""Conversations as prompts, rendered by the model's chat template."""
+"""Renders conversations as prompts with the model's chat template."""
 
 import inspect
 import json
@@ -21,13 +21,13 @@ HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
 RESULT = "<tool_response>\n{}\n</tool_response>"
 OWN_ARGUMENTS = {"messages", "sanitize_control_tokens"}
 OWN_ARGUMENTS |= {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""Arguments of `apply_chat_template` and variables that it sets, which a request may not set."""
+"""Arguments of `apply_chat_template` and the variables that it sets. A request may not set these."""
 NO_EFFORT = "none"
 Call = ToolCallParam | CustomCall
 
 
 def known_marks(dialect: Dialect) -> str:
-    """The marks around thinking, tool calls and their results, also those that only the server writes."""
+    """The marks of thinking, tool calls and results, including those that only the server writes."""
     form = dialect.calls or HERMES
     call = form.text([("", written_arguments(form.arguments, '{"": ""}'))])
     return "\n".join([RESULT, call, *(dialect.thinking.marks if dialect.thinking else ())])
@@ -50,12 +50,12 @@ def read_prompt(
         tokenizer: the model's tokenizer, with its chat template.
         dialect: how the template, and the model, write tool calls and thinking.
         context: as for `render_chat`.
-        control_tokens: has control tokens in the request read as text, but not those that are written here; None to
-            read all of them as tokens.
+        control_tokens: makes control tokens in the request plain text, unlike those of the template; None to keep
+            all of them as tokens.
 
     Raises:
-        ServerError: `chat_template_kwargs` names what is not a variable of templates, the template does not support
-            `reasoning_effort`, or the messages cannot be rendered, as for `render_chat`.
+        ServerError: `chat_template_kwargs` has a name that is not a template's variable, the template does not support
+            `reasoning_effort`, or `render_chat` cannot render the messages.
     """
     variables = dict(request.chat_template_kwargs or {})
     if wrong_name := next((name for name in variables if name in OWN_ARGUMENTS), None):
@@ -80,10 +80,10 @@ def read_prompt(
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
-    """The template variables for the request's reasoning effort, also the switches of templates that have only those.
+    """The template variables for the request's reasoning effort, including switches that turn thinking on or off.
 
     Raises:
-        ServerError: the template supports none of them, unless a model that does not think is asked not to.
+        ServerError: the template supports none of them. A model without thinking may be asked not to think.
     """
     effort = request.reasoning_effort
     field = request.called("reasoning_effort")
@@ -96,11 +96,11 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
 
 
 class ShownMessages:
-    """Turns the messages of a request into those that a chat template is given.
+    """Converts the messages of a request to messages for a chat template.
 
     Args:
         dialect: how the template, and the model, write tool calls and thinking.
-        control_tokens: marks control tokens in the request as text; None if they are read as tokens.
+        control_tokens: makes control tokens in the request plain text; None to keep them as tokens.
 
     Attributes:
         arguments: reads the arguments of tool calls.
@@ -112,7 +112,7 @@ class ShownMessages:
         self.arguments = WrittenArguments(self.kept)
 
     def kept(self, value: Any) -> Any:
-        """A value of the request, with its control tokens marked as text if they are to be read so."""
+        """A value of the request, in which control tokens are marked as text unless they are kept as tokens."""
         return self._control_tokens.kept(value) if self._control_tokens else value
 
     def message(self, message: Message) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ShownMessages:
         calls = message.tool_calls or ()
         if message.role == "tool" and not native:
             return {"role": "user", "content": as_parts([RESULT.format(as_text(texts))])}
-        knows_role = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
+        knows_role = message.role != "developer" or message.role in dialect.template  # the newer name of "system"
         message_fields: dict[str, Any] = {} if message.name is None else {"name": self.kept(message.name)}
         if native and message.tool_call_id is not None:
             message_fields["tool_call_id"] = self._call_id(message.tool_call_id)
@@ -153,11 +153,11 @@ class ShownMessages:
         return [{"role": "system", "content": tools_text}, *messages]
 
     def _thought(self, message: Message) -> dict[str, str]:
-        """The thinking before a message as a field of it; empty if the template does not read it."""
+        """The field of a message with its thinking; empty if the template does not read it."""
         name = self._dialect.thought_name
         if not name or not message.reasoning_content:
             return {}
-        if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template raises for both
+        if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template refuses both
             return {}
         return {name: self.kept(message.reasoning_content)}
 
@@ -177,5 +177,5 @@ class ShownMessages:
         function = {"name": self.kept(call.function.name), "arguments": arguments}
         return {"id": self._call_id(call.id), "type": "function", "function": function}
 
-    def _call_id(self, given: str) -> str:
-        return self.kept(self._dialect.call_id(given))
+    def _call_id(self, original_id: str) -> str:
+        return self.kept(self._dialect.call_id(original_id))

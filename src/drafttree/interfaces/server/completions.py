@@ -33,7 +33,9 @@ def _as_list(prompt: object) -> object:
     """A list of prompts."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)):
         prompt = [prompt]
-    if not isinstance(prompt, list) or not (_all(prompt, str) or all(_all(entry, int) for entry in prompt)):
+    if not isinstance(prompt, list) or not (
+        _is_list_of(prompt, str) or all(_is_list_of(entry, int) for entry in prompt)
+    ):
         raise mistake("wrong_prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token ids")
     if not prompt or not all(prompt):
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
@@ -45,9 +47,9 @@ def _as_list(prompt: object) -> object:
     return prompt
 
 
-def _all(values: object, kind: type) -> bool:
+def _is_list_of(values: object, element_type: type) -> bool:
     return isinstance(values, list) and all(
-        isinstance(element, kind) and not isinstance(element, bool) for element in values
+        isinstance(element, element_type) and not isinstance(element, bool) for element in values
     )
 
 
@@ -80,19 +82,19 @@ class CompletionRequest(SeveralTexts, fields_of("completions")):
 
     @property
     def limit(self) -> int:
-        """Tokens of a text at most."""
+        """The most tokens of a text."""
         return DEFAULT_LIMIT if self.max_tokens is None else self.max_tokens
 
     @property
     def wanted_logprobs(self) -> bool | int | None:
-        """The engine's option."""
+        """The value of the engine's option `logprobs`."""
         return (self.logprobs or True) if self.logprobs is not None else None
 
 
 class Completion(Described):
     """`openai.types.Completion`, with the fields below.
 
-    With `echo` the first token has neither a log-probability nor likeliest tokens: nothing stands before it.
+    With `echo`, the prompt's first token has neither a log-probability nor likeliest tokens.
     """
 
 
@@ -107,16 +109,18 @@ async def complete(request: Body[CompletionRequest], serving: Serving) -> Respon
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
 
-async def begin_texts(request: CompletionRequest, serving: ServingContext, **more: Any) -> tuple[Texts, list[str]]:
+async def begin_texts(
+    request: CompletionRequest, serving: ServingContext, **submit_options: Any
+) -> tuple[Texts, list[str]]:
     """Submit the texts that continue prompts.
 
     Args:
         request: the client's request.
         serving: the served model.
-        **more: further options of the texts, as for `Admission.submit`.
+        **submit_options: further options of the texts, as for `Admission.submit`.
 
     Returns:
-        The texts, and for each prompt the text that its replies begin with.
+        The texts, and for each prompt its echo.
 
     Raises:
         ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
@@ -125,11 +129,11 @@ async def begin_texts(request: CompletionRequest, serving: ServingContext, **mor
     serving.check_model(request.model)
     serving.admission.check()
     prompts, options, echoes = await asyncio.to_thread(_prepare, request, serving)
-    return await Texts.submit(request, serving, prompts, options, wanted=request.limit > 0, **more), echoes
+    return await Texts.submit(request, serving, prompts, options, has_text=request.limit > 0, **submit_options), echoes
 
 
 def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json], list[str]]:
-    """Per prompt, its token ids, the options of its texts, and the text that its replies begin with."""
+    """The token ids of each prompt, the options of its texts, and its echo: the text that its replies begin with."""
     decoder = serving.decoder
     logprobs = request.wanted_logprobs
     tokenizer = decoder.tokenizer
@@ -157,15 +161,15 @@ class Continuation:
 
     Args:
         text: the text.
-        shown: the prompt if it is to be echoed, else "".
+        echo: the prompt if it is to be echoed, else "".
         keeps_scores: as for `ChatChoice`.
     """
 
-    def __init__(self, text: Text, shown: str, *, keeps_scores: bool) -> None:
+    def __init__(self, text: Text, echo: str, *, keeps_scores: bool) -> None:
         self._text = text
-        self._shown = shown
+        self._echo = echo
         self._keeps_scores = keeps_scores
-        self._begin = len(shown)
+        self._begin = len(echo)
         self._written = ""
         self._scores = list[Json]()
         self._reason = None
@@ -173,13 +177,13 @@ class Continuation:
     def add(self, chunk: Chunk) -> Iterator[Json]:
         """Yield the choices for a chunk; the first one begins with the prompt if it is echoed."""
         first_index = self._text.told
-        text = self._shown + chunk.text
+        text = self._echo + chunk.text
         scores = self._text.tell(self._text.known_tokens(chunk.finish_reason))
-        for token_index, score in enumerate(scores, first_index):  # bytes that continue a character begin where it does
+        for token_index, score in enumerate(scores, first_index):  # a byte of a character has the character's offset
             score["text_offset"] = self._begin + bisect_left(self._text.origins, token_index)
         if chunk.prompt_logprobs is not None:
             scores = [*self._prompt_scores(chunk.prompt_logprobs), *scores]
-        self._shown = ""
+        self._echo = ""
         self._written += text
         self._reason = chunk.finish_reason
         self._scores += scores if self._keeps_scores else ()
@@ -195,16 +199,18 @@ class Continuation:
         logprobs = self._text.names and {
             "tokens": [score["token"] for score in scores],
             "token_logprobs": [score["logprob"] for score in scores],
-            "top_logprobs": [_top(score) for score in scores],
+            "top_logprobs": [_top_logprobs(score) for score in scores],
             "text_offset": [score["text_offset"] for score in scores],
         }
         return {"text": text, "logprobs": logprobs, "finish_reason": self._reason}
 
-    def _prompt_scores(self, known: Logprobs) -> list[Json]:
-        """The scores of the prompt's tokens, as far as they were read before the request's time ended."""
+    def _prompt_scores(self, prompt_logprobs: Logprobs) -> list[Json]:
+        """The scores of the prompt's tokens. If the request's time ended early, there are none for unread tokens."""
         assert self._text.names
-        prompt_tokens = self._text.prompt[: 1 + len(known.tokens)]
-        scores = self._text.names.scores(prompt_tokens, [None, *known.tokens], known.top and [{}, *known.top])
+        prompt_tokens = self._text.prompt[: 1 + len(prompt_logprobs.tokens)]
+        scores = self._text.names.scores(
+            prompt_tokens, [None, *prompt_logprobs.tokens], prompt_logprobs.top and [{}, *prompt_logprobs.top]
+        )
         decoder = getincrementaldecoder("utf-8")("replace")
         offset = 0
         for score in scores:
@@ -213,7 +219,7 @@ class Continuation:
         return scores
 
 
-def _top(score: Json) -> dict[str, float] | None:
+def _top_logprobs(score: Json) -> dict[str, float] | None:
     """Log-probabilities of the likeliest tokens and the chosen one, by name; None for the first token of a prompt."""
     if score["logprob"] is None:
         return None

@@ -13,10 +13,10 @@ MAX_BATCH = 4
 
 
 def drafting_engine(decoder: Decoder) -> Engine:
-    """A second engine over the server's target and drafter, with costs by which drafting is free.
+    """A second engine with the server's target and drafter, and with costs that make drafting free.
 
-    Its budget is so large that no tree is cut. With verifiers that draw children there is no budget, and the engine
-    leaves drafts out of some rounds, to measure plain ones.
+    Its budget is so large that no tree is cut. For verifiers that draw children, there is no budget, and the engine
+    skips drafts in some rounds to measure plain ones.
     """
     decoder = decoder.with_policy(drafting_policy(decoder)).with_costs(TRIAL_COSTS)
     draws_children = decoder.verifier is not None and decoder.verifier.proposal is not Proposal.TOP_K
@@ -24,7 +24,7 @@ def drafting_engine(decoder: Decoder) -> Engine:
 
 
 def drafting_policy(decoder: Decoder) -> TreePolicy:
-    """The policy of a decoder; if that weighs costs, and so may draft nothing, one that does not."""
+    """The decoder's policy; if that uses costs, and so may draft nothing, a policy that does not."""
     if not decoder.policy.uses_costs:
         return decoder.policy
     fallback_policy = default_policy(decoder.verifier, decoder.drafter, sharded=True)

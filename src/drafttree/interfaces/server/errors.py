@@ -21,9 +21,9 @@ request_id: ContextVar[str] = ContextVar("request_id", default="none")
 """The id of the request that the current task answers."""
 
 AGAIN = {"Retry-After": "1"}
-"""Header of a temporary refusal: the seconds after which the client may try again."""
+"""Header of a temporary refusal: the client may try again after a second."""
 SHUTTING_DOWN = "shutting_down"
-"""Finish reason of a text that the server's shutdown has ended, and code of the error for it."""
+"""Finish reason of a text that is ended by the server's shutdown, and the code of its error."""
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
@@ -32,7 +32,7 @@ LONGEST_NAME = 200
 """The most characters of a client's name in an error; longer names are cut."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
 BRANCH = "[as {}]"
-"""Step in pydantic's location of an error that names a member of a union, not a field of the request."""
+"""Step in the location of pydantic's errors that stands for a member of a union, not for a field of the request."""
 INNER_STEP = re.compile(r"\[(key|as \w+)\]")
 PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
@@ -54,11 +54,11 @@ PLAIN = {
     "less_than": "give less than {lt}",
     "less_than_equal": "give {le} or less",
 }
-"""Messages for pydantic's errors, by their type; a short value is added to them."""
+"""Messages for pydantic's errors, by type. The wrong value is added if it is short."""
 LONGEST_VALUE = 40
-"""The most characters of a value, as JSON, that an error repeats."""
+"""The longest value, in characters of JSON, that an error repeats."""
 ANTHROPIC = "/v1/messages"
-"""This path and those below it get errors in Anthropic's form."""
+"""Requests to this path and to paths below it get errors in Anthropic's form."""
 
 
 class ErrorBody(BaseModel):
@@ -71,13 +71,13 @@ class ErrorBody(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """Every reply but those with status 200."""
+    """Every reply whose status is not 200."""
 
     error: ErrorBody
 
 
 class AnthropicErrorBody(BaseModel):
-    """What is wrong with a request, in Anthropic's words."""
+    """What is wrong with a request, in Anthropic's form."""
 
     type: str
     message: str
@@ -85,7 +85,7 @@ class AnthropicErrorBody(BaseModel):
 
 
 class AnthropicErrorReply(BaseModel):
-    """Every reply of Anthropic's routes but those with status 200, and the event that ends a stream that fails."""
+    """Every reply of Anthropic's routes whose status is not 200, and the event that ends a failed stream."""
 
     type: Literal["error"]
     error: AnthropicErrorBody
@@ -151,23 +151,23 @@ class ServerError(Exception):
 
 
 def _as_text(quoted: str) -> str:
-    """A text that may quote a request, with lone surrogates escaped, which UTF-8 cannot encode."""
+    """A text that may quote a request, with lone surrogates escaped, because UTF-8 cannot encode them."""
     return quoted.encode(errors="backslashreplace").decode()
 
 
-def as_server_error(error: Exception, asked: str = "") -> ServerError:
-    """Convert an exception to the error of a reply; an unexpected one is logged, and the reply has no details of it.
+def as_server_error(error: Exception, request_line: str = "") -> ServerError:
+    """Convert an exception to the error of a reply. An unexpected one is logged, and the reply does not describe it.
 
     Args:
         error: the exception.
-        asked: method and path of the request, for errors of the framework.
+        request_line: method and path of the request, for errors of the framework.
     """
     match error:
         case ServerError():
             return error
         case HTTPException(status_code=status):
             code = STATUS_CODES.get(status)
-            return ServerError(status, f"{error.detail}: {asked}", code=code, headers=error.headers)
+            return ServerError(status, f"{error.detail}: {request_line}", code=code, headers=error.headers)
         case EngineClosedError():
             return shutting_down()
         case ContextError():
@@ -185,13 +185,13 @@ def shutting_down() -> ServerError:
 
 @contextmanager
 def blaming(*fields: str) -> Iterator[None]:
-    """Context manager: attribute errors to a field of the request, with which their message begins.
+    """Context manager: begin the messages of errors with the field of the request that is to blame.
 
     Args:
-        *fields: fields that an error may name itself; if it names none, the first is blamed.
+        *fields: fields that a message may begin with already; otherwise the first field is blamed.
 
     Raises:
-        ServerError: a `DraftTreeError` is raised inside.
+        ServerError: the body of the `with` statement raises a `DraftTreeError`.
     """
     try:
         yield
@@ -210,22 +210,22 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     return as_server_error(error, f"{request.method} {path}").response_to(path)
 
 
-def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
-    """Convert an error of pydantic, with its place in the request.
+def refusal_of(pydantic_error: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
+    """Convert an error of pydantic; the message begins with the error's place in the request.
 
     Args:
-        first: the error, one of `ValidationError.errors()`.
-        names: by the name of a model's field, its name in the request, where that differs.
+        pydantic_error: the error, one of `ValidationError.errors()`.
+        names: by a model's field, its name in the request, if that differs.
     """
-    error_type = first["type"]
-    context = first.get("ctx", {})
-    steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
+    error_type = pydantic_error["type"]
+    context = pydantic_error.get("ctx", {})
+    steps = [(names or {}).get(step, step) for step in map(str, (*pydantic_error["loc"], *context.get("place", ())))]
     steps = [step for step in steps if not INNER_STEP.fullmatch(step)]
     shown_steps = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps]
     path = ".".join(shown_steps)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if error_type in PLAIN and not context.get("message"):  # a mistake of ours has words of its own
-        value = first.get("input")
+    message = str(pydantic_error["msg"]).removeprefix("Value error, ")
+    if error_type in PLAIN and not context.get("message"):  # an error of `mistake` has its own message
+        value = pydantic_error.get("input")
         last_steps = steps[-1:]
         message = _plainly(error_type, context, value) or message
         value_text = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
@@ -238,14 +238,14 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
     return ServerError(400, f"{path or 'the body'}: {message}", param=path or None, code=error_type)
 
 
-def _plainly(kind: str, context: Mapping[str, Any], value: object) -> str | None:
+def _plainly(error_type: str, context: Mapping[str, Any], value: object) -> str | None:
     """The message of `PLAIN` for a type of error; None if pydantic's context lacks a bound that it needs."""
     bounds = {name: _as_json(bound) for name, bound in context.items() if bound is not None}
     if isinstance(value, list | dict):
         bounds["length"] = len(value)
     try:
-        return PLAIN[kind].format_map(bounds)
-    except KeyError:  # a release of pydantic may rename it, or leave it out; its own words have it
+        return PLAIN[error_type].format_map(bounds)
+    except KeyError:  # another release of pydantic may not give this bound
         return None
 
 

@@ -38,7 +38,7 @@ from drafttree.interfaces.server.errors import BRANCH, LONGEST_NAME
 from drafttree.interfaces.server.unsupported_fields import FIELDS, RefusedField
 
 THOUGHT = "thought"
-"""Marks a field with earlier thinking of the model, which has no effect if the chat template does not read it."""
+"""Marks a field with earlier thinking, which has no effect unless the chat template reads it."""
 NAMES: dict[str, dict[str, str]] = {
     "messages": {"completions": "prompt", "responses": "input"},
     "max_completion_tokens": {"responses": "max_output_tokens", "messages": "max_tokens"},
@@ -48,10 +48,10 @@ NAMES: dict[str, dict[str, str]] = {
     "parameters": {"messages": "input_schema"},
     "stop": {"messages": "stop_sequences"},
 }
-"""By field of a chat, its names in other APIs that call it differently."""
+"""By field of a chat: its names in the APIs that name it differently."""
 Item = TypeVar("Item")
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
-"""A list whose validation ends at its first mistake, the only one in a reply; for objects, see `ITEM_BY_ITEM`."""
+"""A list whose validation ends at its first mistake, because a reply names only one. `ITEM_BY_ITEM` is for objects."""
 
 
 class RequestModel(BaseModel):
@@ -61,21 +61,21 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_fields(cls, part: Any) -> Any:
-        """Refuse the first unknown field before anything else is validated: there may be 100,000 of them."""
-        if not isinstance(part, dict) or cls.model_config.get("extra") != "forbid":
-            return part
+    def _refuse_unknown_fields(cls, value: Any) -> Any:
+        """Refuse the first unknown field before anything else is validated, because there may be 100,000 of them."""
+        if not isinstance(value, dict) or cls.model_config.get("extra") != "forbid":
+            return value
         field_names = _known_fields(cls)
-        if (unknown_name := next((name for name in part if name not in field_names), None)) is not None:
+        if (unknown_name := next((name for name in value if name not in field_names), None)) is not None:
             raise mistake(
                 "extra_forbidden",
-                f"there is no such field; {_advice(cls, unknown_name, part[unknown_name])}",
+                f"there is no such field; {_advice(cls, unknown_name, value[unknown_name])}",
                 unknown_name,
             )
-        return part
+        return value
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
-        """Yield the names of given fields that have no effect, of this part and all parts inside it.
+        """Yield the names of fields in the request that have no effect, of this part and all parts inside it.
 
         Args:
             reads_thoughts: whether the chat template reads earlier thinking.
@@ -91,31 +91,33 @@ class RequestModel(BaseModel):
 
 
 @cache
-def _known_fields(kind: type[RequestModel]) -> set[str]:
-    """The names of a part's fields in requests."""
-    return {info.alias or name for name, info in kind.model_fields.items()}
+def _known_fields(part_model: type[RequestModel]) -> set[str]:
+    """The names of a model's fields in requests."""
+    return {info.alias or name for name, info in part_model.model_fields.items()}
 
 
-def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
-    """Advice on an unknown field of a part, for the error."""
-    refused_fields = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), RefusedField)}
-    served_fields = _known_fields(kind) - refused_fields
+def _advice(part_model: type[RequestModel], unknown_name: str, value: object) -> str:
+    """Advice on an unknown field, for the error."""
+    refused_fields = {
+        name for name, info in part_model.model_fields.items() if isinstance(entry_of(info), RefusedField)
+    }
+    served_fields = _known_fields(part_model) - refused_fields
     for name, api_names in NAMES.items():
         fields = {path.partition(".")[0]: path for path in (name, *api_names.values())}
-        if unknown in fields and (
+        if unknown_name in fields and (
             served_path := next((path for root, path in fields.items() if root in served_fields), None)
         ):
             return f"did you mean {served_path!r}?"
     parent_fields = [
         name
-        for name, info in kind.model_fields.items()
-        if name in served_fields and any(unknown in _known_fields(model) for model in _models_of(info.annotation))
+        for name, info in part_model.model_fields.items()
+        if name in served_fields and any(unknown_name in _known_fields(model) for model in _models_of(info.annotation))
     ]
     if len(parent_fields) == 1:
         return f"it belongs in {parent_fields[0]!r}"
     if isinstance(value, dict) and value and value.keys() <= served_fields:
         return f"give {', '.join(value)} in its place"
-    nearest_names = difflib.get_close_matches(unknown[:LONGEST_NAME], served_fields, n=1, cutoff=0.75)
+    nearest_names = difflib.get_close_matches(unknown_name[:LONGEST_NAME], served_fields, n=1, cutoff=0.75)
     return f"did you mean {nearest_names[0]!r}?" if nearest_names else "leave it out"
 
 
@@ -127,21 +129,23 @@ def _models_of(annotation: Any) -> list[type[RequestModel]]:
     return [model for variant in variants for model in _models_of(variant)]
 
 
-def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
-    """A validation error with a message of its own, in which braces need no escapes.
+def mistake(error_type: str, message: str, *location: str | int) -> PydanticCustomError:
+    """A validation error with our own message. Braces in it need no escapes.
 
     Args:
-        kind: the type of the error.
+        error_type: the type of the error.
         message: the message.
-        *place: the place of the error inside the value.
+        *location: the place of the error inside the value.
     """
-    context = {"message": message, "place": place}
-    return PydanticCustomError(kind, "{message}", context)  # pyright: ignore[reportArgumentType]
+    context = {"message": message, "place": location}
+    return PydanticCustomError(error_type, "{message}", context)  # pyright: ignore[reportArgumentType]
 
 
-def not_served(what: str, kind: str, served: Sequence[str]) -> PydanticCustomError:
+def not_served(part_name: str, type_name: str, served: Sequence[str]) -> PydanticCustomError:
     """The validation error for a part whose `type` is not supported."""
-    return mistake("not_served", f"{what} of type {kind[:LONGEST_NAME]!r} is not served; give {_listed(served)}")
+    return mistake(
+        "not_served", f"{part_name} of type {type_name[:LONGEST_NAME]!r} is not served; give {_listed(served)}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -152,17 +156,17 @@ def _listed(names: Sequence[str]) -> str:
 class TypeChoice:
     """A choice among several models by the `type` of a value, or among literal texts.
 
-    A value without `type` belongs to the model in which `type` is optional. A type that no model has belongs to the
+    A value without `type` belongs to the model in which `type` is optional. A value of an unknown type belongs to the
     model that accepts any `type`; without such a model it is refused.
 
     Args:
-        what: the name of the part in errors.
-        members: the models, and literals of the texts.
+        part_name: the name of the part in errors.
+        members: the models, and `Literal` types of the texts.
     """
 
-    def __init__(self, what: str, members: Sequence[Any]) -> None:
+    def __init__(self, part_name: str, members: Sequence[Any]) -> None:
         types = {model: model.model_fields["type"] for model in members if isinstance(model, type)}
-        self._what = what
+        self._part_name = part_name
         self._served = {name: model for model, field in types.items() for name in get_args(field.annotation) if name}
         self._default = next((model for model, field in types.items() if not field.is_required()), None)
         self._other = next((model for model, field in types.items() if field.annotation is str), None)
@@ -181,18 +185,18 @@ class TypeChoice:
         if name is None and self._default:
             return self._default
         if not isinstance(name, str):
-            raise mistake("missing", f"give the type of {self._what}: {_listed([*self._served])}", "type")
+            raise mistake("missing", f"give the type of {self._part_name}: {_listed([*self._served])}", "type")
         if name in self._words:
             raise mistake("literal_error", f'give "{name}" as a text, not as an object')
         if (model := self._served.get(name, self._other)) is None:
-            raise not_served(self._what, name, choices)
+            raise not_served(self._part_name, name, choices)
         return model
 
     def _text_of(self, value: Any) -> Any:
-        """The literal that a text belongs to.
+        """The `Literal` type that a text belongs to.
 
         Raises:
-            PydanticCustomError: the value is no text, or belongs to no literal.
+            PydanticCustomError: the value is not a text, or no `Literal` type has it.
         """
         if isinstance(value, str) and value in self._words:
             return self._words[value]
@@ -203,7 +207,7 @@ class TypeChoice:
         raise mistake("model_type", "")
 
     def branch_of(self, value: Any) -> str:
-        """The name, in pydantic's locations, of the member that a value belongs to, or that it is an instance of."""
+        """The name of a value's member in the location of pydantic's errors. The value may already be an instance."""
         return _branch(type(value) if isinstance(value, RequestModel) else self.member_of(value))
 
 
@@ -211,27 +215,27 @@ def _branch(member: Any) -> str:
     return BRANCH.format(member.__name__ if isinstance(member, type) else "text")
 
 
-def by_type(what: str) -> GetPydanticSchema:
-    """Annotation: validate a value as the member of a union that its `type` selects, see `TypeChoice`.
+def by_type(part_name: str) -> GetPydanticSchema:
+    """Annotation: validate a value as the member of a union that its `type` selects. See `TypeChoice`.
 
-    Instances of `RequestModel`, which another API has validated already, stay as they are.
+    Instances of `RequestModel` stay as they are, because another API has validated them already.
 
     Args:
-        what: the name of the part in errors.
+        part_name: the name of the part in errors.
     """
 
     def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-        choice = TypeChoice(what, members)
+        choice = TypeChoice(part_name, members)
         if len(members) > 1:
             tagged_members = tuple(Annotated[member, Tag(_branch(member))] for member in members)
             annotation = Annotated[reduce(or_, tagged_members), Discriminator(choice.branch_of)]
 
-        def read(part: Any, check: ValidatorFunctionWrapHandler) -> Any:
-            if isinstance(part, RequestModel):
-                return part
-            choice.member_of(part)  # raises our error before pydantic's union raises its own
-            return check(part)
+        def read(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+            if isinstance(value, RequestModel):
+                return value
+            choice.member_of(value)  # raises our error before pydantic would raise its own
+            return check(value)
 
         return handler(Annotated[annotation, WrapValidator(read)])
 
@@ -239,16 +243,16 @@ def by_type(what: str) -> GetPydanticSchema:
 
 
 def _any_of(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-    """JSON schema of a union with `anyOf`: a part may also fit the model of any `type`, which `oneOf` forbids."""
+    """JSON schema of a union with `anyOf`. `oneOf` would forbid values that also fit the model of any `type`."""
     return {"anyOf" if keyword == "oneOf" else keyword: value for keyword, value in handler(schema).items()}
 
 
 def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]) -> GetPydanticSchema:
-    """Annotation: accept text in place of a list; by default, it becomes a list with one part of text."""
+    """Annotation: also accept text instead of a list. `as_list` converts it, by default to a list of one text part."""
 
-    def read(given: Any) -> Any:
-        if isinstance(given, str | list):
-            return as_list(given) if isinstance(given, str) else given
+    def read(value: Any) -> Any:
+        if isinstance(value, str | list):
+            return as_list(value) if isinstance(value, str) else value
         raise mistake("list_type", "give a text or a list")
 
     def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -259,7 +263,7 @@ def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text",
 
 
 class ConversationTurn(RequestModel):
-    """A turn of a conversation; the assistant's may have no content, as beside calls."""
+    """A turn of a conversation. The assistant's content may be missing, for example if it only calls tools."""
 
     @model_validator(mode="before")
     @classmethod
@@ -269,13 +273,13 @@ class ConversationTurn(RequestModel):
         return turn
 
 
-def fields_of(part: str) -> type[RequestModel]:
-    """A base model with the fields of a part of a request that `FIELDS` lists as without effect or refused.
+def fields_of(part_name: str) -> type[RequestModel]:
+    """A base model with the unsupported fields of a part of a request, from `FIELDS`.
 
     If a request has fields without effect, the reply's `Warning` header names them.
     """
     model_fields: dict[str, Any] = {}
-    for name, entry in FIELDS[part].items():
+    for name, entry in FIELDS[part_name].items():
         if isinstance(entry, NoEffect):
             field_type = entry.kind if entry.kind is object else entry.kind | None
             model_fields[name] = Annotated[field_type, entry], Field(None, description=entry.why)
@@ -283,7 +287,7 @@ def fields_of(part: str) -> type[RequestModel]:
             schema = {"enum": [None, False, *entry.neutral], "description": f"Not served: {entry.advice}."}
             check = AfterValidator(partial(_check_refused, entry))
             model_fields[name] = Annotated[object, check, WithJsonSchema(schema), entry], None
-    return create_model(part, __base__=RequestModel, **model_fields)
+    return create_model(part_name, __base__=RequestModel, **model_fields)
 
 
 def _check_refused(entry: RefusedField, value: object) -> object:
@@ -299,7 +303,7 @@ def entry_of(field: FieldInfo) -> NoEffect | RefusedField | None:
 
 
 MAX_NESTING = 100
-"""The most levels of a JSON object: a reply may repeat it, and pydantic writes only 255 levels."""
+"""The most levels of a JSON object. A reply may repeat the object, and pydantic writes at most 255 levels."""
 
 
 def _check_json(value: dict[str, Any]) -> dict[str, Any]:
@@ -327,18 +331,18 @@ Schema = Annotated[JsonObject, AfterValidator(drop_nulls)]
 """A JSON schema."""
 SCHEMA = TypeAdapter[Any](Schema)
 SchemaOrText = Annotated[
-    Schema | str, WrapValidator(lambda given, _: given if isinstance(given, str) else SCHEMA.validate_python(given))
+    Schema | str, WrapValidator(lambda value, _: value if isinstance(value, str) else SCHEMA.validate_python(value))
 ]
 
 
 class PlainFormat(RequestModel):
-    """Any text, or any JSON object."""
+    """Without a schema: any text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class JsonSchema(RequestModel):
-    """A schema and its name, which has no effect on the reply."""
+    """A schema with a name. The name has no effect."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     body: Annotated[Schema, Field(alias="schema")]
@@ -347,19 +351,19 @@ class JsonSchema(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel):
-    """JSON that conforms to a schema; it does so whether or not it is to be strict."""
+    """JSON that conforms to a schema, whether or not the request says `strict`."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class StructuredOutputs(RequestModel):
-    """One form that the whole reply must have.
+    """The form that the whole reply must have: exactly one of these.
 
     Attributes:
         json_schema: a JSON schema, as an object or as text; named `json` in requests.
         regex: a regular expression that matches the whole reply.
-        choice: the replies there may be.
+        choice: the allowed replies.
         grammar: an EBNF grammar in GBNF syntax.
         json_object: True for any JSON object.
     """

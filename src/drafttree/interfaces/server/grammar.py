@@ -1,4 +1,4 @@
-"""Grammars that the texts of a request must follow once thinking has ended, and the thread that compiles them."""
+"""Grammars that texts must follow after thinking, and the thread that compiles them."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from drafttree.interfaces.server.request import ChatRequest, FunctionName, Named
 logger = logging.getLogger("drafttree")
 Made = tuple[Grammar, bool]
 NICENESS = 5
-"""Added to the niceness of the thread that compiles grammars, so that it does not slow down generation."""
+"""Increase of the niceness of the thread that compiles grammars, so that it does not slow down generation."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WantedGrammar:
         text: an xgrammar structural tag, as JSON.
         fields: the fields of the request that the grammar comes from; errors name one of them.
         otherwise: the grammar to use instead if this one cannot be compiled.
-        unenforced: why it leaves out the schemas of tools that the model is told about; "" if it does not.
+        unenforced: why this grammar does not enforce the schemas of tools; "" if it does.
     """
 
     text: str
@@ -53,7 +53,7 @@ class WantedGrammar:
     unenforced: str = ""
 
     def parse(self) -> Grammar:
-        """Parse the grammar; errors name its kind, such as "JSON schema".
+        """Parse the grammar. Errors name its kind, such as "JSON schema".
 
         Raises:
             ConfigError: the grammar is malformed, or a part of it would not be enforced.
@@ -99,11 +99,11 @@ class Grammars:
         self._thread = threading.Thread(target=self._make_all, name="grammars", daemon=True)
 
     async def made(self, options: Mapping[str, Any]) -> MadeOptions:
-        """Make the grammar that the options of a text ask for, if any.
+        """Compile the grammar in the options of a text, if there is one.
 
         Raises:
-            ServerError: the grammar is malformed, a part of it would not be enforced, nothing could end its text, or
-                the request's time is over (503).
+            ServerError: the grammar is malformed or cannot be enforced completely, nothing could end its text, or the
+                request's time is over (503).
         """
         wanted_grammar = options.get("grammar")
         if not isinstance(wanted_grammar, WantedGrammar):
@@ -129,8 +129,8 @@ class Grammars:
             raise ServerError(503, message, code="timeout", headers=AGAIN) from None
 
     def _make_all(self) -> None:
-        """Compile the waiting grammars for ever; those whose request was cancelled are skipped."""
-        if sys.platform == "linux":  # where a thread has a niceness of its own
+        """Compile waiting grammars for ever. If a request was cancelled, its grammar is skipped."""
+        if sys.platform == "linux":  # only there, threads have their own niceness
             thread_id = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
         while True:
@@ -144,30 +144,32 @@ class Grammars:
             except Exception as error:
                 grammar_future.set_exception(error)
 
-    def _make_first(self, wanted: WantedGrammar, eos: tuple[int, ...]) -> Made:
+    def _make_first(self, wanted_grammar: WantedGrammar, eos: tuple[int, ...]) -> Made:
         """Compile a grammar, or its replacement if that fails; also return whether all tools' schemas are enforced.
 
         Raises:
             ConfigError: the grammar fails, and it has no replacement.
         """
-        if wanted.unenforced:
-            logger.warning("the model is told of the schemas of tools, which are not enforced: %r", wanted.unenforced)
+        if wanted_grammar.unenforced:
+            logger.warning(
+                "the model is told of the schemas of tools, which are not enforced: %r", wanted_grammar.unenforced
+            )
         try:
-            parsed_grammar = wanted.parse()
+            parsed_grammar = wanted_grammar.parse()
             self._begin(parsed_grammar, eos)
         except ConfigError as error:
-            if wanted.otherwise is None:
+            if wanted_grammar.otherwise is None:
                 raise
-            return self._make_first(replace(wanted.otherwise, unenforced=str(error)), eos)
-        return parsed_grammar, not wanted.unenforced
+            return self._make_first(replace(wanted_grammar.otherwise, unenforced=str(error)), eos)
+        return parsed_grammar, not wanted_grammar.unenforced
 
-    def _begin(self, made: Grammar, eos: tuple[int, ...]) -> None:
-        """Create a first state, which makes the matcher that the states of all later texts are copied from."""
-        made.new_state(self._decoder.tokenizer, self._decoder.target.vocab_size, eos)
+    def _begin(self, parsed_grammar: Grammar, eos: tuple[int, ...]) -> None:
+        """Create a first state. This makes the matcher that the states of later texts copy."""
+        parsed_grammar.new_state(self._decoder.tokenizer, self._decoder.target.vocab_size, eos)
 
 
 MAX_LENGTH = 32_768
-"""The most characters of a grammar; a schema of this length takes a second at most."""
+"""The most characters of a grammar. A schema of this length takes up to a second."""
 OUTPUTS = "structured_outputs"
 ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -178,8 +180,8 @@ Format = dict[str, Any]
 def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> WantedGrammar | None:
     """The grammar of the answers to a conversation; None if any text will do.
 
-    If neither a call nor strict schemas are required, and the schemas of tools are too long or cannot be enforced, the
-    arguments of a call may be any JSON object: the model is still told the schemas.
+    If the schemas of tools are too long or cannot be enforced, the arguments of a call may be any JSON object, although
+    the model still sees the schemas. If a call is required or all tools are strict, this is an error instead.
 
     Args:
         request: the client's request.
@@ -187,7 +189,7 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         thinks: whether an answer begins with thinking.
 
     Raises:
-        ServerError: the grammar is too long, or a call is required although this server reads none.
+        ServerError: the grammar is too long, or a call is required, but this server does not read calls.
     """
     if request.must_call and dialect.calls is None:
         message = "tool_choice asks for a call, but this server reads none (--tool-parser none)"
@@ -226,7 +228,7 @@ def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
 
 
 def _outputs_form(outputs: StructuredOutputs, field: str) -> Format:
-    """The part of a structural tag for structured outputs; errors name `field`."""
+    """The structural tag for structured outputs. Errors name `field`."""
     if outputs.regex is not None:
         return {"type": "regex", "pattern": _short(outputs.regex, field)}
     if outputs.grammar is not None:
@@ -249,14 +251,14 @@ def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) ->
     return {"type": "sequence", "elements": [prefix, form]}
 
 
-def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enforced: bool) -> Format:
-    """The form of an answer with tool calls; unless a call is required, text is allowed too.
+def _with_calls(request: ChatRequest, text_form: Format | None, dialect: Dialect, enforced: bool) -> Format:
+    """The form of an answer with tool calls, or with text unless a call is required.
 
     Args:
         request: the client's request.
-        said: the form of the text; None for any text.
+        text_form: the form of the text; None for any text.
         dialect: how the model writes tool calls.
-        enforced: whether to enforce the schemas of all tools; those of strict tools are enforced in any case.
+        enforced: whether to enforce the schemas of all tools, or only those of strict ones.
     """
     assert dialect.calls
     form = dialect.calls
@@ -275,23 +277,23 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
         single_call = True
     if request.must_call:
         return calls
-    if said:
-        return {"type": "or", "elements": [said, calls]}
+    if text_form:
+        return {"type": "or", "elements": [text_form, calls]}
     return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "stop_after_first": single_call}
 
 
-def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:
-    """The tag of calls of tools with the same parameters.
+def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, field: str) -> Format:
+    """The tag for calls of tools with the same parameters.
 
     Args:
         form: how the model writes a call.
         names: names of the tools.
         parameters: the schema of their arguments; None for tools without arguments.
-        place: the field of the request that errors in the schema name.
+        field: the field of the request that errors in the schema should name.
     """
     schema = NO_ARGUMENTS if parameters is None else parameters | ANY_OBJECT
     style = {} if form.arguments == "json" else {"style": form.arguments}
-    arguments = {"type": "json_schema", "json_schema": schema, "of": place, **style}
+    arguments = {"type": "json_schema", "json_schema": schema, "of": field, **style}
     if len(names) == 1:
         return {"type": "tag", "begin": f"{form.begin}{names[0]}{form.middle}", "content": arguments, "end": form.end}
     name = {"type": "regex", "pattern": "|".join(map(re.escape, names))}
@@ -299,14 +301,14 @@ def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, pl
     return {"type": "tag", "begin": form.begin, "content": content, "end": form.end}
 
 
-def _short(part: Any, field: str) -> Any:
-    """Return a part of a request as it is.
+def _short(value: Any, field: str) -> Any:
+    """Check the length of a part of a request, and return it unchanged.
 
     Raises:
         ServerError: the part has more than `MAX_LENGTH` characters as JSON.
     """
-    length = len(part if isinstance(part, str) else json.dumps(part))
+    length = len(value if isinstance(value, str) else json.dumps(value))
     if length > MAX_LENGTH:
         message = f"{field} has {length} characters as JSON; give at most {MAX_LENGTH}"
         raise ServerError(400, message, param=field)
-    return part
+    return value

@@ -1,4 +1,4 @@
-"""Life cycle of a server and its connections: it listens, serves, and lets running texts finish before it ends."""
+"""The life cycle of a server and its connections: listening, serving, and finishing running texts at the end."""
 
 import asyncio
 import math
@@ -20,19 +20,19 @@ from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.serving import ServingContext
 
 LONG = 10.0
-"""Seconds of grace for which the next three times hold; with less grace they are shorter in proportion."""
+"""Seconds of grace for which the next three times are meant. With less grace, they shrink in proportion."""
 ENDING, LEAVING = 2.0, 1.0
-"""Seconds before the end of the grace at which texts are cancelled, and at which the server stops waiting for them."""
+"""Seconds before the end of the grace: when texts are cancelled, and when the server stops waiting for them."""
 LAST_WORDS = 0.5
-"""Seconds that connections have to close after the last text."""
+"""Seconds after the last text until open connections are cut."""
 AHEAD = 8 << 10
 """Size of each connection's send buffer, in bytes; the system's default would buffer megabytes for a slow client."""
 STUCK = 5
-"""The most seconds of uvicorn's own shutdown, which waits only if something does not end when it is told to."""
+"""The most seconds that uvicorn's own shutdown waits for what does not end when it is told to."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains at the first signal: running texts finish and new ones are answered 503. A second signal ends it at once.
+    """A server that drains at the first signal: running texts finish, new ones get status 503. A second one ends it.
 
     Args:
         app: an application of `create_app`, whose settings are the server's.
@@ -58,14 +58,14 @@ class DrainingServer(uvicorn.Server):
         self._grace = settings.grace
         self._tell = tell
         self._pace = min(settings.grace / LONG, 1)
-        self._told = False
-        self._begun = 0.0
+        self._has_told = False
+        self._drain_time = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal, and end at the second."""
         if not self._admission.draining:
             self._admission.draining = True
-            self._begun = time.monotonic()
+            self._drain_time = time.monotonic()
             return
         self._admission.cancel_all()
         super().handle_exit(sig, frame)
@@ -73,11 +73,11 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; uvicorn asks several times a second."""
         if self._admission.draining:
-            if self._admission.busy and not self._told:
-                self._told = True
+            if self._admission.busy and not self._has_told:
+                self._has_told = True
                 self._tell(f"finishing {self._admission.open} texts; a second signal ends them where they are")
             self._admission.refuse_preparing()
-            seconds_left = self._begun + self._grace - time.monotonic()
+            seconds_left = self._drain_time + self._grace - time.monotonic()
             if seconds_left < ENDING * self._pace:
                 self._admission.cancel_all()
             self.should_exit |= not self._admission.busy or seconds_left < LEAVING * self._pace
@@ -103,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, socket_type, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket_type, protocol)
-        if os.name == "posix":  # elsewhere it would let two servers share a port
+        if os.name == "posix":  # on other systems, two servers could share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD)
         listener.bind(address)
@@ -121,7 +121,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         tell: called with each line for the user.
 
     Raises:
-        ConfigError: another server has begun to listen at the address meanwhile.
+        ConfigError: another server is now listening at the address.
     """
     serving: ServingContext = app.state.serving
     host, port = listener.getsockname()[:2]
@@ -137,7 +137,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
     with frozen_heap():
         DrainingServer(app, tell).run(sockets=[listener])
     sys.stdout.flush()
-    os._exit(0)  # by itself Python takes seconds to end behind torch, where a machine is busy, of which texts have none
+    os._exit(0)  # with torch loaded, Python takes seconds to exit on a busy machine
 
 
 def address(host: str, port: int) -> str:
@@ -150,15 +150,15 @@ def _unavailable(host: str, port: int, error: OSError) -> ConfigError:
 
 
 ARRIVAL = 60.0
-"""Seconds in which a request must arrive with its body, from its first byte or the connection on."""
+"""Seconds from a connection, or from the first byte of a later request, until a whole request must have arrived."""
 UNREAD = 30.0
 """Seconds without reading after which a client is disconnected."""
 
 
 class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
-    """A connection with time limits; uvicorn's own waits for ever for a client that sends or reads nothing.
+    """A connection with time limits. Uvicorn's own connection waits for ever for a client that sends or reads nothing.
 
-    It buffers nothing beyond the system's send buffer: a writer waits until the client reads.
+    It buffers nothing beyond the system's send buffer, so a writer waits until the client reads.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -167,8 +167,8 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._arriving: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
+        self._arrival_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
         self.transport.set_write_buffer_limits(high=0)
         self._watch_arrival()
 
@@ -182,12 +182,12 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reading:
-            self._reading.cancel()
+        if self._reading_timer:
+            self._reading_timer.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._arriving, self._reading):
+        for timer in (self._arrival_timer, self._reading_timer):
             if timer:
                 timer.cancel()
 
@@ -195,16 +195,16 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
         """Start the time limit when a request begins, and stop it when its body is complete."""
         cycle = self.cycle
         awaits_body = cycle is None or cycle.more_body or cycle.response_complete
-        if awaits_body and not self._arriving:
-            self._arriving = self.loop.call_later(ARRIVAL, self.transport.abort)
-        elif self._arriving and not awaits_body:
-            self._arriving.cancel()
-            self._arriving = None
+        if awaits_body and not self._arrival_timer:
+            self._arrival_timer = self.loop.call_later(ARRIVAL, self.transport.abort)
+        elif self._arrival_timer and not awaits_body:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
 
-    def _watch_reading(self, before: float) -> None:
-        """Disconnect a client that has read nothing since `before` bytes were unread; else look again later."""
+    def _watch_reading(self, earlier_bytes: float) -> None:
+        """If no fewer than `earlier_bytes` bytes are unread, disconnect the client; else look again later."""
         unread_bytes = self.transport.get_write_buffer_size()
-        if unread_bytes < before:
-            self._reading = self.loop.call_later(UNREAD, self._watch_reading, unread_bytes)
+        if unread_bytes < earlier_bytes:
+            self._reading_timer = self.loop.call_later(UNREAD, self._watch_reading, unread_bytes)
         else:
             self.transport.abort()

@@ -1,6 +1,6 @@
 """Prometheus metrics of a server: the counts of its engine, and the times of texts.
 
-Names are those of vLLM with the prefix `drafttree:`.
+Their names are vLLM's, with the prefix `drafttree:`.
 """
 
 import re
@@ -28,27 +28,27 @@ COUNTERS = {
     "drafter_failures": ("drafter_failures", "Rounds that went on without drafts, since the drafter failed."),
     "collapsed_texts": ("collapsed_texts", "Texts whose drafts became useless from some token on."),
 }
-"""By name: the attribute of `EngineMetrics`, and its description."""
+"""By name: an attribute of `EngineMetrics`, and the description."""
 GAUGES = {
     "num_requests_running": ("running", "Requests that run."),
     "num_requests_waiting": ("waiting", "Requests that wait."),
     "predicted_gain": ("predicted_gain", "Speed of drafting over plain rounds, by costs and counted acceptance."),
     "measured_gain": ("measured_gain", "The same, as measured in recent rounds."),
 }
-"""Likewise; a gauge whose value is None is left out."""
+"""By name: an attribute of `EngineMetrics`, and the description. A gauge is left out while its value is None."""
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 WHOLE_TEXT = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-"""Upper ends of the buckets of the histograms, in seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 WRITTEN = ("stop", "length")
-"""Finish reasons of complete texts; all others are reported as "abort", as in vLLM."""
+"""Finish reasons of complete texts. All other reasons are reported as "abort", as in vLLM."""
 
 
 class ServerMetrics:
     """The metrics of one server.
 
     Attributes:
-        registry: has all metrics, for `generate_latest`.
+        registry: all metrics, for `generate_latest`.
         grammar: histogram of the seconds that requests wait for their grammar.
     """
 
@@ -57,8 +57,8 @@ class ServerMetrics:
         self.registry.register(EngineCollector(engine, {"model_name": model_name}))
         ProcessCollector(registry=self.registry)
 
-        def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            histogram = Histogram(PREFIX + name, what, ("model_name",), buckets=buckets, registry=self.registry)
+        def seconds(name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
+            histogram = Histogram(PREFIX + name, description, ("model_name",), buckets=buckets, registry=self.registry)
             return histogram.labels(model_name)
 
         self._first_token = seconds("time_to_first_token_seconds", "Until a text's first token.", FIRST_TOKEN)
@@ -71,9 +71,9 @@ class ServerMetrics:
         success_counter = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
         self._ended = partial(success_counter.labels, model_name)
 
-    def watch(self, handle: Handle, begun: float) -> None:
-        """Measure the times of a text that was requested at `begun`, a value of `time.perf_counter`."""
-        last_time = begun
+    def watch(self, handle: Handle, start_time: float) -> None:
+        """Measure the times of a text that was requested at `start_time`, a value of `time.perf_counter`."""
+        last_time = start_time
         seen_rounds = 0
         has_ended = False
 
@@ -94,13 +94,13 @@ class ServerMetrics:
                 has_ended = True
                 reason = "error" if handle.error else handle.result(0).finish_reason
                 self._ended(reason if reason in (*WRITTEN, "error") else "abort").inc()
-                self._whole_text.observe(current_time - begun)
+                self._whole_text.observe(current_time - start_time)
 
         handle.listen(look)
 
 
 class EngineCollector(Collector):
-    """Collects the metrics of an engine at each request for them; all get the given labels."""
+    """Collects the metrics of an engine at each scrape. All metrics get the same labels."""
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
         self._engine = engine
@@ -108,7 +108,7 @@ class EngineCollector(Collector):
         self._values = [*labels.values()]
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
+        """The current metrics."""
         metrics = self._engine.metrics
         for name, (attribute, help_) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, help_, labels=self._names)
@@ -154,5 +154,5 @@ class EngineCollector(Collector):
 
 
 def _kind(reason: str) -> str:
-    """A reason without figures and details, so that the label has few different values."""
+    """A reason without numbers and details, so that the label has few values."""
     return re.sub(r"[0-9]+(\.[0-9]+)?", "N", reason.partition(":")[0])

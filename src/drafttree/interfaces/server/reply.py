@@ -31,14 +31,14 @@ STREAMED: dict[int | str, Json] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-"""OpenAPI description of a route's replies, besides the type of whole replies."""
+"""OpenAPI description of a route's replies, except the type of whole replies."""
 
 MOST_NAMED = 20
-"""The most names in a `Warning` header: proxies and clients refuse long headers."""
+"""The most names in a `Warning` header, because proxies and clients refuse long headers."""
 
 
 class Described(BaseModel):
-    """A reply as OpenAPI describes it: by the name of its type in the API's own package, and what it has besides."""
+    """OpenAPI description of a reply: its type in the API's own package, and our additional fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,7 +49,7 @@ class Described(BaseModel):
 
 
 class Writer(Protocol):
-    """Writes the texts of a request in the form of an API."""
+    """Writes the texts of a request in an API's form."""
 
     done: bool
     """Whether `[DONE]` ends a successful stream."""
@@ -58,8 +58,8 @@ class Writer(Protocol):
         """The first events of a stream."""
         ...
 
-    def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
-        """Yield the events for a chunk of the text with index `place`; each is sent before the next one is made."""
+    def add(self, text_index: int, chunk: Chunk) -> Iterable[Json]:
+        """Yield the events for a chunk of a text; each is sent before the next one is made."""
         ...
 
     def fail(self, error: ServerError) -> Json:
@@ -76,12 +76,12 @@ class Choice(Protocol):
     """Writes one choice of OpenAI's completions."""
 
     def add(self, chunk: Chunk) -> Iterable[Json]:
-        """The choices of the stream's chunks for a chunk of the text."""
+        """Yield the choices of stream chunks for a chunk of the text."""
         ...
 
     @property
     def whole(self) -> Json:
-        """The choice of the whole reply."""
+        """The choice in the whole reply."""
         ...
 
 
@@ -93,7 +93,7 @@ class Completions:
         serving: the served model.
         texts: the texts of the request.
         choices: the writer of each text.
-        chat: whether the request is a chat, in which each stream of an answer begins with a chunk that has the role.
+        chat: whether the request is a chat. In a chat, the first chunk of each answer has the role.
     """
 
     done = True
@@ -117,9 +117,9 @@ class Completions:
         opening_choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return [self._chunk(index, opening_choice) for index in range(len(self._choices))] if self._chat else []
 
-    def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
+    def add(self, text_index: int, chunk: Chunk) -> Iterable[Json]:
         self._running -= chunk.finish_reason is not None
-        yield from (self._chunk(place, choice_delta) for choice_delta in self._choices[place].add(chunk))
+        yield from (self._chunk(text_index, choice_delta) for choice_delta in self._choices[text_index].add(chunk))
         if not self._running and self._options.include_usage:
             yield {**self._head, "object": self._kinds[1], "choices": [], **self._costs}
 
@@ -135,13 +135,13 @@ class Completions:
     def _costs(self) -> Json:
         return {"usage": self._texts.usage.openai, "timings": self._texts.timings}
 
-    def _chunk(self, place: int, choice: Json) -> Json:
+    def _chunk(self, text_index: int, choice: Json) -> Json:
         costs: Json = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage_stats:
             costs = {"usage": self._texts.usage.openai}
-        if choice["finish_reason"] and not self._running and not self._options.include_usage:  # else one more follows
+        if choice["finish_reason"] and not self._running and not self._options.include_usage:  # else usage follows
             costs |= {"timings": self._texts.timings}
-        return {**self._head, "object": self._kinds[1], "choices": [{"index": place, **choice}], **costs}
+        return {**self._head, "object": self._kinds[1], "choices": [{"index": text_index, **choice}], **costs}
 
 
 def reply_head(prefix: str, request: SamplingFields, serving: ServingContext) -> Json:
@@ -151,7 +151,7 @@ def reply_head(prefix: str, request: SamplingFields, serving: ServingContext) ->
 
 
 async def warning(request: RequestModel, serving: ServingContext, *, enforced: bool = True) -> dict[str, str]:
-    """The `Warning` header, which names fields and tools without effect, and parts that the model is shown as text.
+    """The `Warning` header. It names fields and tools without effect, and parts that the model sees as text.
 
     Args:
         request: the client's request.
@@ -173,15 +173,15 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
     return {"Warning": ", ".join(f'299 drafttree "{note}"' for note in notes)} if notes else {}
 
 
-def _named(what: str, names: Iterable[str]) -> list[str]:
-    """A note with the first `MOST_NAMED` of some names; no note without names."""
+def _named(label: str, names: Iterable[str]) -> list[str]:
+    """A list of one note with the first `MOST_NAMED` names; empty without names."""
     names = sorted(set(names))
     remainder = [f"and {len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
-    return [f"{what}: {', '.join([*names[:MOST_NAMED], *remainder])}"] * bool(names)
+    return [f"{label}: {', '.join([*names[:MOST_NAMED], *remainder])}"] * bool(names)
 
 
 async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer) -> Response:
-    """The response to a request: a stream if it asks for one, else the whole reply once all texts have ended."""
+    """The response to a request: a stream if the request asks for one, else the whole reply after all texts."""
     headers = await warning(request, serving, enforced=texts.enforced)
     if request.stream:
         return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
@@ -192,16 +192,18 @@ async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, 
     return Response(_as_json(writer.whole), media_type="application/json", headers=headers)
 
 
-def _as_json(found: Json) -> bytes:
-    """JSON of a reply; infinite numbers, such as overflows in arguments of a call, become null."""
-    return to_json(found, inf_nan_mode="null")
+def _as_json(json_value: Json) -> bytes:
+    """Write a reply or an event as JSON. Infinite numbers, such as overflows in a call's arguments, become null."""
+    return to_json(json_value, inf_nan_mode="null")
 
 
 async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]]:
-    """The events of a stream, named by their types if they have one; after an error, the stream ends."""
+    """The events of a stream. An event's name is its type, if it has one. An error ends the stream."""
 
-    def event(found: Json) -> dict[str, str]:
-        return ({"event": found["type"]} if "type" in found else {}) | {"data": _as_json(found).decode()}
+    def event(event_fields: Json) -> dict[str, str]:
+        return ({"event": event_fields["type"]} if "type" in event_fields else {}) | {
+            "data": _as_json(event_fields).decode()
+        }
 
     try:
         async with aclosing(texts.read()) as chunks:

@@ -4,7 +4,7 @@ Requests of other APIs are converted to it by `ChatRequest.of`.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -45,12 +45,12 @@ ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,04
 
 
 def shown_name(name: str) -> str:
-    """A client's name in a form that is safe in headers, logs and prompts: short, ASCII, without quotes."""
+    """A name from a client in a form that is safe in headers, logs and prompts: short, ASCII, without quotes."""
     return ascii(name[:LONGEST_NAME])[1:-1].replace('"', "'")
 
 
 class OtherForm(RequestModel):
-    """A part of a conversation that the model is shown in another form, which the reply's `Warning` header tells."""
+    """A part of a conversation that the model sees in another form. The reply's `Warning` header names it."""
 
     type: Any
 
@@ -61,9 +61,9 @@ class OtherForm(RequestModel):
 
 
 class Unserved(OtherForm):
-    """A part of a kind that is not served, which a text stands for: without it no client could go on.
+    """A part of an unsupported type. The model sees a text instead, so that the client can continue the conversation.
 
-    In what the reply is to answer it is refused, see `refuse_unserved`.
+    In the message to be answered, such a part is refused, see `refuse_unserved`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -72,38 +72,44 @@ class Unserved(OtherForm):
 
     @property
     def text(self) -> str:
-        """The text that the model is shown instead."""
+        """The text that the model sees instead."""
         medium = self.shown.removeprefix("input_").removesuffix("_url")
         if medium in MEDIA:
             return f"[{medium} omitted: this server reads text only]"
         return f"[{self.shown} omitted: this server does not read it]"
 
 
-def shown_otherwise(part: object) -> Iterator[str]:
-    """Yield the types of the parts of a request that the model is shown in another form."""
-    if isinstance(part, OtherForm):
-        yield part.shown
-    members = part.__dict__.values() if isinstance(part, RequestModel) else part if isinstance(part, list) else ()
+def shown_otherwise(request_part: object) -> Iterator[str]:
+    """Yield the types of the parts of a request that the model sees in another form."""
+    if isinstance(request_part, OtherForm):
+        yield request_part.shown
+    members: Iterable[object] = ()
+    if isinstance(request_part, RequestModel):
+        members = request_part.__dict__.values()
+    elif isinstance(request_part, list):
+        members = request_part
     for member in members:
         yield from shown_otherwise(member)
 
 
-def refuse_unserved(parts: Sequence[RequestModel] | None, what: str, served: str, *place: str | int) -> None:
+def refuse_unserved(
+    content_parts: Sequence[RequestModel] | None, part_name: str, served: str, *location: str | int
+) -> None:
     """Refuse unsupported parts in the message that the reply answers.
 
     Args:
-        parts: the parts of the message.
-        what: the name of a part in the error.
+        content_parts: the parts of the message.
+        part_name: the name of a part in the error.
         served: the supported parts, for the error.
-        *place: the place of the parts in the request.
+        *location: the place of the parts in the request.
 
     Raises:
         PydanticCustomError: a part is not supported.
     """
-    for index, content_part in enumerate(parts or ()):
+    for index, content_part in enumerate(content_parts or ()):
         if isinstance(content_part, Unserved):
-            message = f"{what} of type {content_part.type[:LONGEST_NAME]!r} is not served; give {served}"
-            raise mistake("not_served", message, *place, index)
+            message = f"{part_name} of type {content_part.type[:LONGEST_NAME]!r} is not served; give {served}"
+            raise mistake("not_served", message, *location, index)
 
 
 class ContentPart(fields_of("chat.messages.content")):
@@ -114,19 +120,19 @@ class ContentPart(fields_of("chat.messages.content")):
 
 
 class Refusal(RequestModel):
-    """A part of a message in which the assistant says that it refuses."""
+    """A part of a message in which the assistant refuses to answer."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The words of the refusal."""
         return self.refusal
 
 
 NO_OBJECT = "INVALID_JSON"
-"""Key of arguments that are no JSON object, as Anthropic advises for calls that were cut off."""
+"""Key for arguments that are not a JSON object, as Anthropic recommends for calls that were cut off."""
 
 
 def as_object_text(arguments: Any) -> Any:
@@ -172,12 +178,12 @@ class CustomInput(RequestModel):
 
     @property
     def as_function(self) -> FunctionCall:
-        """The call of a function that the model is shown."""
+        """The call of a function that the model sees instead."""
         return FunctionCall(name=self.name, arguments=json.dumps({"input": self.input}, ensure_ascii=False))
 
 
 class CustomCall(OtherForm):
-    """A call of a custom tool, which the model is shown as that of a function."""
+    """A call of a custom tool. The model sees the call of a function."""
 
     id: str
     type: Literal["custom"]
@@ -185,12 +191,12 @@ class CustomCall(OtherForm):
 
     @property
     def function(self) -> FunctionCall:
-        """The call of a function that the model is shown."""
+        """The call of a function that the model sees instead."""
         return self.custom.as_function
 
 
 class EarlierAudio(Unserved):
-    """What the assistant has said as audio."""
+    """An earlier answer as audio."""
 
     type: str = "audio"
 
@@ -199,7 +205,7 @@ PartOfMessage = Annotated[ContentPart | Refusal | Unserved, by_type("a content p
 
 
 class Message(fields_of("chat.messages")):
-    """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
+    """A turn of the conversation. All roles have role, content and name; the other fields belong to certain roles."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[ListOf[PartOfMessage], or_text()] | None = None
@@ -253,11 +259,11 @@ ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_./-]{{1,{MAX_NAME}}}$")]
 
 
 MAX_STEPS = 1000
-"""The most steps of the check whether a tool's schema allows objects; a request may have 512 tools."""
+"""The most steps of the check whether a tool's schema allows objects, because a request may have 512 tools."""
 
 
 def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
-    """Refuse the schema of a function's arguments that allows no object, and a strict one that allows other values."""
+    """Refuse a schema of arguments that allows no object, and a strict schema that also allows other values."""
     if not schema.keys() & {"type", *CHOICE_KEYWORDS}:
         return schema
     subject = f"tool {info.data.get('name')!r}"
@@ -265,7 +271,7 @@ def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
         types = SchemaComparison(schema, MAX_STEPS).possible_types(schema)
     except ConfigError as error:
         if not info.data.get("strict"):
-            return schema  # it is refused where it must be enforced
+            return schema  # it is refused if it must be enforced
         raise mistake("invalid_schema", f"{subject}: {error}") from None
     if "object" not in types or (info.data.get("strict") and types != {"object"}):
         type_names = ", ".join(sorted(types)) or "nothing"
@@ -276,7 +282,7 @@ def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
 
 
 Parameters = Annotated[Schema, AfterValidator(_check_object)]
-"""The schema of a function's arguments; its field must follow `name` and `strict`, which the validation reads."""
+"""The schema of a function's arguments. Its field must follow `name` and `strict`, which the validation reads."""
 
 
 class FunctionDefinition(RequestModel):
@@ -289,14 +295,14 @@ class FunctionDefinition(RequestModel):
 
 
 class Tool(fields_of("chat.tools")):
-    """A tool; functions are the only kind that is served."""
+    """A tool. Only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class LeftOut(RequestModel):
-    """A tool that the server cannot run. The model is not told of it, and the client is told so."""
+    """A tool that the server cannot run. The model does not see it, and the `Warning` header names it."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -313,7 +319,7 @@ class LeftOut(RequestModel):
 
 
 PlacedTool = tuple[str, FunctionDefinition | LeftOut]
-"""A tool, after its place in the client's request."""
+"""The place of a tool in the client's request, and the tool."""
 AnyTool = TypeVar("AnyTool")
 ToolList = Annotated[ListOf[AnyTool], Field(max_length=MAX_TOOLS)]
 AtLeastOne = Annotated[ListOf[AnyTool], Field(min_length=1)]
@@ -339,14 +345,14 @@ class NamedTool(RequestModel):
 
 
 class AllowedTools(RequestModel):
-    """Some of the tools, and whether one of them must be called."""
+    """A subset of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: AtLeastOne[Annotated[NamedTool, by_type("a tool to be called")]]
 
 
 class AllowedToolsChoice(RequestModel):
-    """Which of the tools may be called in this turn; the model is told of all."""
+    """The tools that may be called in this turn. The model sees all tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -391,34 +397,38 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         self._functions = {path: tool.function for path, tool in placed_tools if isinstance(tool, Tool)}
 
     @classmethod
-    def of(cls, given: RequestModel, api: str, placed: Sequence[PlacedTool], **own: Any) -> Self:
+    def of(cls, api_request: RequestModel, api: str, placed_tools: Sequence[PlacedTool], **chat_fields: Any) -> Self:
         """Convert a request of another API to a chat.
 
         Args:
-            given: the request, whose `SamplingFields` are copied.
+            api_request: the request, whose `SamplingFields` are copied.
             api: name of the API in `FIELDS` and `NAMES`.
-            placed: the tools.
-            **own: the other fields of the chat, as a client would send them or already validated.
+            placed_tools: the tools.
+            **chat_fields: the other fields of the chat, either validated or as a client would send them.
 
         Raises:
-            ServerError: the chat would be invalid; the error uses the API's names of fields.
+            ServerError: the chat is invalid; the error uses the API's names of fields.
         """
-        sampling_fields = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
-        tools = [tool if isinstance(tool, LeftOut) else Tool(type="function", function=tool) for _, tool in placed]
-        paths = [path for path, _ in placed]
+        sampling_fields = {
+            name: getattr(api_request, name) for name in SamplingFields.model_fields if hasattr(api_request, name)
+        }
+        tools = [
+            tool if isinstance(tool, LeftOut) else Tool(type="function", function=tool) for _, tool in placed_tools
+        ]
+        paths = [path for path, _ in placed_tools]
         try:
-            return cls.model_validate({"tools": tools or None, **sampling_fields, **own}, context=(api, paths))
+            return cls.model_validate({"tools": tools or None, **sampling_fields, **chat_fields}, context=(api, paths))
         except ValidationError as error:
             names = {field: api_names[api] for field, api_names in NAMES.items() if api in api_names}
             raise refusal_of(error.errors()[0], names) from None
 
     @model_validator(mode="after")
-    def _check_asked(self) -> Self:
+    def _check_last_message(self) -> Self:
         """Refuse unsupported parts in the user's last message, unless it follows the result of a tool."""
-        if self._api != "chat":  # which has checked this itself
+        if self._api != "chat":  # another API has checked this itself
             return self
         message_index = len(self.messages) - 1
-        if message_index > 0 and self.messages[message_index].role == "assistant":  # the answer continues it
+        if message_index > 0 and self.messages[message_index].role == "assistant":  # which the answer continues
             message_index -= 1
         message = self.messages[message_index]
         previous_message = self.messages[message_index - 1] if message_index > 0 else None
@@ -434,7 +444,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
                 message = f"two tools have the name {function.name!r}; give one of them another"
                 raise mistake("duplicate_tool", message, f"{path}.name")
             names.add(function.name)
-        mode, chosen_names = self._chosen
+        mode, chosen_names = self._tool_mode_and_names
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise mistake("no_tools", "this asks for a call, but there are no tools; give tools", "tool_choice")
         if missing_name := next((name for name in chosen_names or () if name not in names), None):
@@ -451,10 +461,9 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         return self
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        older = self.max_tokens
-        newer = self.max_completion_tokens
-        if older is not None and newer is not None and older != newer:
+    def _check_combinations(self) -> Self:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise mistake("two_limits", "this differs from max_tokens; give one of them", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
             raise mistake("no_logprobs", "this needs logprobs to be true", "top_logprobs")
@@ -464,10 +473,10 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         return self
 
     @property
-    def _chosen(self) -> tuple[str, list[str] | None]:
-        """Whether tools may or must be called, and the names of these tools; None for all."""
+    def _tool_mode_and_names(self) -> tuple[str, list[str] | None]:
+        """Whether tools may or must be called, and the names of those tools; None for all tools."""
         match self.tool_choice:
-            case NamedTool(name=name) | FunctionName(name=name):  # of a chat, and of another API
+            case NamedTool(name=name) | FunctionName(name=name):  # the latter from other APIs
                 return "required", [name]
             case AllowedToolsChoice(allowed_tools=allowed) | (AllowedTools() as allowed):
                 return allowed.mode, [tool.name for tool in allowed.tools]
@@ -477,7 +486,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     @property
     def must_call(self) -> bool:
         """Whether the reply must call a tool."""
-        return self._chosen[0] == "required"
+        return self._tool_mode_and_names[0] == "required"
 
     @property
     def told_tools(self) -> list[Tool]:
@@ -492,7 +501,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     @property
     def callable_tools(self) -> dict[str, FunctionDefinition]:
         """The tools that may be called in this reply, by the places of their schemas in the client's request."""
-        mode, names = self._chosen
+        mode, names = self._tool_mode_and_names
         return {
             f"{path}.{self.called('parameters')}": function
             for path, function in self._functions.items()
@@ -507,7 +516,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
                 return self.structured_outputs
             case PlainFormat():
                 return StructuredOutputs(json_object=True)
-            case JsonSchemaFormat(json_schema=form) | form:  # of a chat, and of another API
+            case JsonSchemaFormat(json_schema=form) | form:  # the latter from other APIs
                 return StructuredOutputs.model_construct(json_schema=form.body)
 
     @property

@@ -13,19 +13,19 @@ from drafttree.interfaces.server.errors import as_server_error, is_anthropic, re
 
 logger = logging.getLogger("drafttree.access")
 ID = re.compile(r"[!-~]{1,128}")
-"""Ids of clients that are accepted: printable ASCII, because they are logged unchanged."""
-LEFT = 499
-"""Status of a request whose client disconnected before the answer began, as in nginx."""
+"""Accepted ids from clients: printable ASCII, because they are logged unchanged."""
+CLIENT_LEFT = 499
+"""Logged status, as in nginx, if the client disconnected before the answer began."""
 
 
 class RequestLog:
     """Outermost middleware: gives every request an id, the client's `x-request-id` or a new one, and logs its end.
 
-    It also answers exceptions that nothing else has handled.
+    It also answers requests that raise an unhandled exception.
 
     Args:
         app: the application.
-        lines: whether to log a line for each request, without its query, which may have secrets.
+        lines: whether to log a line for each request. The line omits the query, which may have secrets.
     """
 
     def __init__(self, app: ASGIApp, *, lines: bool) -> None:
@@ -38,7 +38,7 @@ class RequestLog:
             return
         header_id = Headers(scope=scope).get("x-request-id", "")
         start_time = time.perf_counter()
-        status = LEFT
+        status = CLIENT_LEFT
         effective_id = header_id if ID.fullmatch(header_id) else f"req_{uuid.uuid4().hex}"
 
         async def send_with_id(message: Message) -> None:
@@ -55,13 +55,13 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            if status != LEFT:  # a part of the answer is sent: the connection has to break
+            if status != CLIENT_LEFT:  # a part of the answer was sent: break the connection
                 raise
             await as_server_error(error).response_to(scope["path"])(scope, receive, send_with_id)
         finally:
             request_id.reset(token)
             if self._lines:
-                client = quote((scope.get("client") or ("-",))[0], safe=":/")  # a proxy may hand on what it is told
+                client = quote((scope.get("client") or ("-",))[0], safe=":/")  # a proxy may pass on any text
                 request_line = f"{scope['method']} {quote(scope['path'])}"
                 logger.info(
                     '%s "%s" %d %.3fs %s', client, request_line, status, time.perf_counter() - start_time, effective_id

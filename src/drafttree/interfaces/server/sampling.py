@@ -1,4 +1,4 @@
-"""Fields of all requests for texts, on sampling and on the end of texts, and their conversion to engine options."""
+"""The fields of all requests for texts on sampling and on the end of a text, and their conversion to engine options."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from drafttree.interfaces.server.fields import (
 from drafttree.interfaces.server.unsupported_fields import FIELDS, ITEM_BY_ITEM, Clamped
 
 DEFAULT_LIMIT = 2048
-"""The most tokens of a text if neither the request nor the model's generation config has a limit."""
+"""The limit of a text's tokens if neither the request nor the model's generation config has one."""
 SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -38,11 +38,11 @@ TokenCount = Annotated[int, Field(ge=1, lt=INT64)]
 
 
 class StreamOptions(fields_of("completions.stream_options")):
-    """What a stream has besides the text.
+    """Options of the stream.
 
     Attributes:
-        include_usage: end with a chunk that has the usage and no choices.
-        continuous_usage_stats: vLLM's: give every chunk the usage so far.
+        include_usage: whether a last chunk has the usage, without choices.
+        continuous_usage_stats: an option of vLLM: whether every chunk has the usage so far.
     """
 
     include_usage: bool | None = None
@@ -111,15 +111,15 @@ class SamplingFields(fields_of("server")):
 
     @property
     def told_tools(self) -> Sequence[RequestModel]:
-        """The tools that the model is told of."""
+        """The tools in the prompt."""
         return ()
 
     def called(self, field: str) -> str:
-        """The name of a chat's field in the API that was called."""
+        """The name that the called API uses for a field of a chat."""
         return NAMES.get(field, {}).get(self._api, field)
 
     def clamps(self, field: str) -> bool:
-        """Whether an upper bound of that API may be above what there is."""
+        """Whether a limit above what is available is lowered instead of refused, in the called API."""
         return isinstance(FIELDS[self._api].get(self.called(field)), Clamped)
 
 
@@ -141,23 +141,25 @@ class SeveralTexts(SamplingFields):
 
     @property
     def choices(self) -> int:
-        """Texts for each prompt."""
+        """The number of texts per prompt."""
         return self.n or 1
 
 
-def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
+def engine_options(
+    request: SamplingFields, decoder: Decoder, prompt_length: int, request_limit: int | None
+) -> dict[str, Any]:
     """The engine's options for the texts of a prompt, except their seeds and their grammar.
 
     Args:
         request: the client's request.
         decoder: the decoder of the served model.
         prompt_length: the number of tokens of the prompt.
-        wanted: the request's limit of new tokens; None for none.
+        request_limit: the request's limit of new tokens; None if it has none.
 
     Raises:
         ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
     """
-    limit = _limit(request, wanted, prompt_length, decoder)
+    limit = _limit(request, request_limit, prompt_length, decoder)
     options: dict[str, Any] = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
     default_temperature = decoder.defaults.get("temperature", 1.0)
     options |= {
@@ -183,24 +185,24 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
 
 
 def seeds(request: SeveralTexts) -> list[int | None]:
-    """The seeds of a prompt's texts: the request's seed and those after it; None for each if it has none."""
+    """The seeds of a prompt's texts: the request's seed and the numbers after it; None if the request has none."""
     if request.seed is None:
         return [None] * request.choices
     return [(request.seed + choice + INT64) % (2 * INT64) - INT64 for choice in range(request.choices)]
 
 
-def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
+def _limit(request: SamplingFields, request_limit: int | None, prompt_length: int, decoder: Decoder) -> int:
     """The most new tokens of a text.
 
-    The default is the limit of the model's generation config, or `DEFAULT_LIMIT`, as far as the context has room.
+    By default, this is the limit of the model's generation config, or `DEFAULT_LIMIT`, but at most the context's room.
 
     Raises:
         ServerError: prompt and text do not fit into the model's context.
     """
     context = decoder.target.context
     room = None if context is None else context - prompt_length
-    if room is not None and room < max(wanted or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
-        excess = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
+    if room is not None and room < max(request_limit or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
+        excess = f"and {request_limit} tokens of text exceed" if room > 0 else "leaves no room for a text in"
         advice = f" or ask for at most {room} tokens" if room > 0 else ""
         tools_note = ", tools included," if request.told_tools else ""
         message = (
@@ -211,7 +213,7 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
         limit_field = "max_completion_tokens" if newer else "max_tokens"
         param = request.called(limit_field if room > 0 else "messages")
         raise ServerError(400, message, param=param, code="context_length_exceeded")
-    text_limit = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
+    text_limit = request_limit if request_limit is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
     return text_limit if room is None else min(text_limit, room)
 
 
@@ -219,7 +221,7 @@ def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
     """Refuse token ids outside the vocabulary.
 
     Raises:
-        ServerError: there is one; it names the field and the first of them.
+        ServerError: a token id is outside the vocabulary; the message names the field and the first such id.
     """
     vocab = decoder.target.vocab_size
     if wrong_token := next((token for token in tokens if token >= vocab), None):

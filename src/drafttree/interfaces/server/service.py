@@ -1,4 +1,4 @@
-"""Routes besides texts: models, tokens in vLLM's form, health, and metrics for Prometheus."""
+"""Routes other than those for texts: models, tokens in vLLM's form, health, and metrics for Prometheus."""
 
 import asyncio
 import time
@@ -20,38 +20,38 @@ from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.text.prompt_length import check_characters
 
 router = APIRouter(route_class=BodyRoute)
-STARTED = int(time.time())
+START_TIME = int(time.time())
 
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(serving: Serving) -> dict[str, Any]:
-    """The served model, by all of its names."""
-    return {"object": "list", "data": [_card(name, serving) for name in serving.settings.model_names]}
+    """List the served model under each of its names."""
+    return {"object": "list", "data": [_model_entry(name, serving) for name in serving.settings.model_names]}
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def show_model(model: str, serving: Serving) -> dict[str, Any]:
     """The served model."""
     serving.check_model(model)
-    return _card(model, serving)
+    return _model_entry(model, serving)
 
 
 @router.post("/v1/embeddings", include_in_schema=False)
 async def refuse_embeddings() -> None:
-    """Nothing: the name of the route says what is missing."""
+    """Refuse embeddings with a message of their own, instead of the one for an unknown route."""
     raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
 
 
-def _card(name: str, serving: ServingContext) -> dict[str, Any]:
-    """The model's entry under one of its names; its context has vLLM's name."""
-    card = {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+def _model_entry(name: str, serving: ServingContext) -> dict[str, Any]:
+    """The model's entry in the list, under one of its names. The context has vLLM's field name."""
+    card = {"id": name, "object": "model", "created": START_TIME, "owned_by": "drafttree"}
     return card | {"max_model_len": serving.decoder.target.context}
 
 
 @router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["health"])
 async def health(serving: Serving) -> dict[str, Any]:
-    """The server lives: not after its engine has died, which only a new start mends."""
+    """Whether the server lives. If its engine has died (503), only a restart helps."""
     if serving.engine.closed:
         raise ServerError(503, "the engine has died; the log says why", code="engine_dead")
     return {"status": "ok"}
@@ -60,7 +60,7 @@ async def health(serving: Serving) -> dict[str, Any]:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["health"])
 async def ready(serving: Serving) -> dict[str, Any]:
-    """The server takes requests: not while it shuts down, and not after its engine has died."""
+    """Whether the server accepts requests. It does not while it shuts down, or after its engine has died (503)."""
     if serving.admission.draining:
         raise shutting_down()
     return await health(serving)
@@ -68,12 +68,12 @@ async def ready(serving: Serving) -> dict[str, Any]:
 
 @router.get("/metrics", tags=["metrics"], response_class=PlainTextResponse)
 def metrics(serving: Serving) -> Response:
-    """All metrics as text; OpenMetrics, which a reader may prefer, would have other names, without colons."""
+    """All metrics as text. OpenMetrics is not offered, because it would change names with colons."""
     return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class PromptOrMessages(RequestModel):
-    """A request of a model that has one of two things to read."""
+    """A request with either a prompt or messages."""
 
     model: str | None = Field(None, description="name of the served model, which is the default")
     prompt: str | None = Field(None, description="a text")
@@ -109,7 +109,7 @@ class TokenizeRequest(PromptOrMessages, PromptEnd, fields_of("tokenize")):
 
 
 class TokenizeReply(BaseModel):
-    """The tokens of a text; `max_model_len` is the model's context, null where it has no end."""
+    """The tokens of a text; `max_model_len` is the model's context, null if it has no limit."""
 
     count: int
     max_model_len: int | None
@@ -132,7 +132,7 @@ class DetokenizeReply(BaseModel):
 
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(request: Body[TokenizeRequest], serving: Serving, response: Response) -> TokenizeReply:
-    """The tokens of a text, or of a conversation up to where the next answer begins."""
+    """Tokenize a text, or a conversation up to the beginning of the next answer."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
     tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving)

@@ -1,4 +1,4 @@
-"""A served model: the settings of its server, and the objects that routes share."""
+"""A served model: the settings of its server, and the objects that all routes use."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -33,24 +33,24 @@ class ServerSettings:
 
     Attributes:
         model_name: name of the model in requests, and in replies to requests without one.
-        api_keys: keys, one of which every request to `/v1` must carry; if empty, no request needs one.
+        api_keys: the API keys. Every request to `/v1` needs one of them; if empty, no request needs a key.
         shares_prefixes: whether requests without key and `cache_salt` share the KV rows of common prefixes.
         max_texts_per_key: the most texts of each key that may run or wait; None for no limit.
-        cors: origins whose pages may call the server from a browser.
+        cors: origins of the pages that may call the server from a browser.
         max_batch: the most texts that run at once.
-        max_queue: the most texts that wait; further ones are refused.
-        timeout: seconds after the arrival of a request at which its texts end as they are; None for no limit.
+        max_queue: the most texts that wait; more are refused.
+        timeout: seconds after the arrival of a request until its texts are cut off; None for no limit.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes; None for as much as the model's context needs.
         grace: the most seconds from the first SIGTERM to the end of the server.
         access_log: whether to log a line for each request.
-        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For counts; "*" for any.
+        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For is believed; "*" for any.
         keep_alive: seconds that a connection without a request is kept open.
         allowed_hosts: host names, without port, that requests may use; "*" for any.
         other_names: further names of the model in requests.
         tool_parser: name of the format of tool calls; "auto" to detect it from the chat template, "none" to read none.
-        reasoning_parser: likewise, for the marks of thinking.
+        reasoning_parser: name of the marks of thinking; "auto" and "none" as for `tool_parser`.
         sanitize_control_tokens: whether control tokens in messages and tools are read as text.
         audit: whether to look for evidence that sampled texts do not follow the target's distribution.
     """
@@ -84,10 +84,10 @@ class ServerSettings:
 
 
 def check_defaults(decoder: Decoder) -> None:
-    """Refuse a model whose generation config has values that no request can run with or override.
+    """Refuse a model if its generation config has a value that no request can run with or override.
 
     Raises:
-        ConfigError: there is such a value; the message names it and the file.
+        ConfigError: the generation config has such a value; the message names it and the file.
     """
     overrides = dict.fromkeys((*SAME_NAMES, "top_k", "min_new_tokens", "sequence_bias")) | {"temperature": 0.0}
     target = decoder.target
@@ -117,12 +117,12 @@ class ServingContext:
         admission: submits texts to the engine within the server's limits.
         grammars: compiles the grammars of requests.
         dialect: how the model writes thinking and tool calls.
-        control_tokens: has control tokens in requests read as text; None if they are read as tokens.
+        control_tokens: makes control tokens in requests plain text; None to keep them as tokens.
         bodies: reads the bodies of requests.
 
     Raises:
         ConfigError: the settings name an unknown parser, or no request could run with the model's generation config.
-        InputError: control tokens are to be read as text, but the tokenizer cannot do so.
+        InputError: control tokens should become plain text, but the tokenizer does not support this.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:

@@ -1,4 +1,4 @@
-"""The texts of one request: submitted together, read as they grow, split into parts, and counted."""
+"""Submits the texts of a request, reads them as they grow, splits them into parts and counts tokens."""
 
 import asyncio
 from collections import deque
@@ -19,13 +19,13 @@ from drafttree.interfaces.server.serving import ServingContext
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; the same number as in vLLM."""
+"""Replaces minus infinity, which JSON does not have, as in vLLM."""
 ALL_SAID = partial(AnswerReader, None, None)
 """Makes the reader of a text without thinking and tool calls."""
 
 
 class TokenNames:
-    """The names of a vocabulary's tokens: their text, or their bytes where these are only part of a character."""
+    """The names of a vocabulary's tokens: a token's text, or its bytes if these are not text."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._pieces = token_bytes(decoder.tokenizer, decoder.target.vocab_size)
@@ -33,7 +33,7 @@ class TokenNames:
     def scores(
         self, tokens: Sequence[int], logprobs: Sequence[float | None], top: Sequence[Mapping[int, float]]
     ) -> list[Json]:
-        """The log-probabilities of tokens and of the likeliest tokens in their places, in the form of chat replies.
+        """The log-probability of each token and of the likeliest tokens at its position, in the form of chat replies.
 
         Args:
             tokens: token ids.
@@ -49,7 +49,7 @@ class TokenNames:
         ]
 
     def _score(self, token: int, logprob: float | None) -> Json:
-        """A token with its log-probability; bytes that are no text become `bytes:\\xe2\\x82`, as in OpenAI's API."""
+        """A token with its log-probability. Bytes that are not text become `bytes:\\xe2\\x82`, as in OpenAI's API."""
         piece = self._pieces[token]
         try:
             name = piece.decode()
@@ -63,7 +63,7 @@ class Ended:
     """The end of an answer.
 
     Attributes:
-        reason: "stop", also where a tool call was cut short, "length" or "tool_calls".
+        reason: "stop", "length" or "tool_calls"; "stop" also after a tool call that was cut short.
     """
 
     reason: str
@@ -72,22 +72,22 @@ class Ended:
 class Text:
     """A text as the engine writes it, and how many of its tokens were sent to the client.
 
-    The log-probability of a token is sent with its last character, so it cannot reveal characters that may still turn
-    out to be a stop string. The tokens of a stop string and EOS are not part of the text.
+    The log-probability of a token is sent with the token's last character. If it were sent earlier, it could reveal
+    characters of a stop string. The tokens of a stop string and EOS are not part of the text.
 
     Args:
         prompt: token ids of the prompt.
         handle: the text in the engine.
         names: names of tokens; None if no log-probabilities are wanted.
-        reader: tells thinking and tool calls from the rest.
+        reader: separates thinking and tool calls from the rest.
 
     Attributes:
         prompt: as given.
         handle: as given.
         names: as given.
         generated: the number of tokens so far.
-        accepted: the number of them that were drafted.
-        origins: per character, the index in the text of the token that completed it.
+        accepted: the number of those tokens that were drafted.
+        origins: for each character, the index of the token that completes it.
         told: the number of tokens whose log-probabilities were sent.
     """
 
@@ -118,9 +118,9 @@ class Text:
             self._scores += self.names.scores(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
 
     def parts(self, chunk: Chunk) -> Iterator[tuple[Part | Ended | None, list[Json]]]:
-        """The parts of an answer that a chunk adds, each with log-probabilities that were not sent before.
+        """Yield the parts of an answer that a chunk adds, each with log-probabilities that were not sent before.
 
-        A `Said` has those of its own tokens. None stands for other tokens: of marks, thinking and tool calls.
+        A `Said` has those of its own tokens. The part None has those of marks, thinking and tool calls.
         """
         reason = chunk.finish_reason
         for answer_part in self._reader.read(chunk.text, final=reason is not None):
@@ -144,12 +144,12 @@ class Text:
         return scores
 
     def known_tokens(self, finish_reason: str | None) -> int:
-        """The number of tokens that the text so far consists of; if it ended with "length", all generated tokens."""
+        """The number of tokens in the text so far; all generated tokens if the text has ended with "length"."""
         return self.generated if finish_reason == "length" else self._tokens_before(len(self.origins))
 
     @property
     def reasoning_tokens(self) -> int:
-        """The number of tokens of thinking, the marks around it included."""
+        """The number of tokens of thinking, including its marks."""
         return sum(
             (self.generated if end is None else self._tokens_before(end)) - self._tokens_before(begin)
             for begin, end in self._reader.thoughts
@@ -157,14 +157,14 @@ class Text:
 
     @property
     def drafted(self) -> int:
-        """The number of drafted tokens of all rounds so far; each call counts only the rounds since the last one."""
+        """The number of drafted tokens so far. Each call counts only the rounds since the last call."""
         new_rounds = self.handle.metrics.rounds[self._rounds :]
         self._rounds += len(new_rounds)
         self._drafted += sum(text_round.nodes - 1 for text_round in new_rounds)
         return self._drafted
 
     def _tokens_before(self, character: int) -> int:
-        """The number of tokens that the text before a character consists of."""
+        """The number of tokens in the text before a character."""
         return self.origins[character - 1] + 1 if character else 0
 
 
@@ -177,7 +177,7 @@ class Usage:
         cached: prompt tokens whose rows were in the KV cache already.
         generated: tokens of all texts, EOS tokens included.
         accepted: drafted tokens that became part of a text.
-        rejected: drafted tokens that did not.
+        rejected: drafted tokens that did not become part of a text.
         reasoning: tokens of thinking.
     """
 
@@ -210,7 +210,7 @@ class Texts:
     Args:
         prompts: token ids of each prompt.
         texts: the texts, the same number for each prompt, those of the first prompt first.
-        wanted: False if the reply has no text, only figures of the prompts.
+        has_text: whether the reply has texts; if not, it has only figures of the prompts.
         enforced: whether tool calls must follow the schemas of all tools.
 
     Attributes:
@@ -219,11 +219,11 @@ class Texts:
     """
 
     def __init__(
-        self, prompts: Sequence[list[int]], texts: Sequence[Text], *, wanted: bool = True, enforced: bool = True
+        self, prompts: Sequence[list[int]], texts: Sequence[Text], *, has_text: bool = True, enforced: bool = True
     ) -> None:
         self._prompts = prompts
         self.all = texts
-        self._wanted = wanted
+        self._has_text = has_text
         self.enforced = enforced
 
     @classmethod
@@ -235,30 +235,30 @@ class Texts:
         options: Sequence[Json],
         reader: Callable[[], AnswerReader] = ALL_SAID,
         *,
-        wanted: bool = True,
-        **more: Any,
+        has_text: bool = True,
+        **submit_options: Any,
     ) -> "Texts":
-        """Submit all texts of a request, or none of them: for each prompt, one per seed.
+        """Submit all texts of a request, or none: one text per prompt and seed.
 
         Args:
             request: the client's request.
             serving: the served model.
             prompts: token ids of each prompt.
             options: for each prompt, the options of its texts, without seeds.
-            reader: makes a text's reader, which tells thinking and tool calls from the rest.
-            wanted: as for `Texts`.
-            **more: options of all texts, as for `Admission.submit`.
+            reader: makes the reader of a text, which separates thinking and tool calls from the rest.
+            has_text: as for `Texts`.
+            **submit_options: options of all texts, as for `Admission.submit`.
 
         Raises:
-            ServerError: the server's queue is full, or too short for all texts, or as for `Grammars.made`.
+            ServerError: the server's queue is full or too short for all texts, or as for `Grammars.made`.
             DraftTreeError: as for `Engine.submit`.
         """
         _check_count(request, len(prompts), serving.admission.most_texts)
         async with serving.admission.preparing():
             made_options = [await serving.grammars.made(prompt_options) for prompt_options in options]
         names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None
-        # as one group, however many texts there are, they take turns with those of other requests
-        shared_options = more | {"group": object(), "cache_salt": request.cache_salt}
+        # one group per request, so that a request of many texts gets no more turns than another
+        shared_options = submit_options | {"group": object(), "cache_salt": request.cache_salt}
         texts = list[Text]()
         try:
             for prompt, text_options in zip(prompts, made_options, strict=True):
@@ -271,34 +271,38 @@ class Texts:
             for text in texts:
                 text.handle.cancel()
             raise
-        return cls(prompts, texts, wanted=wanted, enforced=all(text_options.enforced for text_options in made_options))
+        return cls(
+            prompts, texts, has_text=has_text, enforced=all(text_options.enforced for text_options in made_options)
+        )
 
     async def read(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """The chunks of all texts as they come, each with the index of its text.
 
         Closing the generator early cancels all texts.
         """
-        news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
+        chunk_queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(
+            1
+        )  # others wait in the handles
 
-        async def read(place: int, handle: Handle) -> None:
+        async def read(text_index: int, handle: Handle) -> None:
             try:
                 async for chunk in handle:
-                    await news.put((place, chunk))
-                await news.put(None)
+                    await chunk_queue.put((text_index, chunk))
+                await chunk_queue.put(None)
             except Exception as error:
-                await news.put(error)
+                await chunk_queue.put(error)
 
         readers = [asyncio.create_task(read(index, text.handle)) for index, text in enumerate(self.all)]
         try:
             running_texts = len(readers)
             while running_texts:
-                match await news.get():
+                match await chunk_queue.get():
                     case None:
                         running_texts -= 1
                     case Exception() as error:
                         raise error
                     case index, chunk:
-                        if not self._wanted:  # an engine writes one token at least
+                        if not self._has_text:  # the engine has written one token, its minimum
                             reason = "length" if chunk.finish_reason == "stop" else chunk.finish_reason
                             chunk = Chunk("", [], [], reason, prompt_logprobs=chunk.prompt_logprobs)
                         self.all[index].add(chunk)
@@ -312,12 +316,14 @@ class Texts:
     def usage(self) -> Usage:
         """The numbers of tokens so far."""
         texts_per_prompt = len(self.all) // len(self._prompts)
-        of_prompts = [self.all[start : start + texts_per_prompt] for start in range(0, len(self.all), texts_per_prompt)]
+        prompt_texts = [
+            self.all[start : start + texts_per_prompt] for start in range(0, len(self.all), texts_per_prompt)
+        ]
         accepted = sum(text.accepted for text in self.all)
         drafted = sum(text.drafted for text in self.all)
         return Usage(
             prompt=sum(map(len, self._prompts)),
-            cached=sum(map(_not_read, of_prompts)),
+            cached=sum(map(_cached_tokens, prompt_texts)),
             generated=sum(text.generated for text in self.all),
             accepted=accepted,
             rejected=max(drafted - accepted, 0),
@@ -342,10 +348,10 @@ class Texts:
 
 
 def _check_count(request: SeveralTexts, prompt_count: int, text_limit: int) -> None:
-    """Refuse a request of more texts than the server ever takes at once.
+    """Refuse a request with more texts than the server can take at once.
 
     Raises:
-        ServerError: there are more than `text_limit` texts; it names the field of the request that is to blame.
+        ServerError: there are more than `text_limit` texts; the error names the field to blame.
     """
     count = prompt_count * request.choices
     if count > text_limit:
@@ -353,7 +359,7 @@ def _check_count(request: SeveralTexts, prompt_count: int, text_limit: int) -> N
         raise ServerError(400, message, param="n" if request.choices > 1 else "prompt")
 
 
-def _not_read(texts: Sequence[Text]) -> int:
-    """The tokens of a prompt that none of its texts had to read; what one text reads, the others take from it."""
+def _cached_tokens(texts: Sequence[Text]) -> int:
+    """The number of a prompt's tokens that were cached before. One text reads the others, and shares their rows."""
     metrics = [text.handle.metrics for text in texts]
     return min((text_metrics.reused_tokens for text_metrics in metrics if text_metrics.rounds), default=0)

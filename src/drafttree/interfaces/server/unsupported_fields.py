@@ -1,4 +1,4 @@
-"""Fields of requests to the server that have no effect, that are lowered to a limit, or that are refused.
+"""Fields of requests to the server that have no effect, are lowered to a limit, or are refused.
 
 `interfaces/server/fields.py` makes fields of the request models from this table; `docs/server-reference.md` shows it.
 """
@@ -36,7 +36,7 @@ class Clamped:
 
 
 NO_THREADS = "thread_unsupported_request"
-"""Error code after which Anthropic's client sends whole conversations."""
+"""Error code that makes Anthropic's client send whole conversations."""
 _ONE_TIER = "no effect: there is one tier"
 _NOTHING_STORED = "no effect: nothing is stored"
 _FOUND = "no effect: the server finds common prefixes automatically"
@@ -62,7 +62,7 @@ def _check_items(table: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 ITEM_BY_ITEM = WrapValidator(_check_items)
-"""Ends the validation of an object at its first mistake, the only one that is told; pydantic can do so from 2.13 on."""
+"""Ends the validation of an object at its first mistake, as a reply names only one. Pydantic 2.13 can do so too."""
 METADATA = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -149,7 +149,7 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
         "defer_loading": NoEffect(_ALL_TOOLS, bool),
         "output_schema": RefusedField("give it in the description"),
         "async": RefusedField(_ANSWERED),
-        "async_": RefusedField(_ANSWERED),  # as clients in Python, which has the word, send it back
+        "async_": RefusedField(_ANSWERED),  # Python clients send it back under this name, since `async` is a keyword
     },
     "responses.tools.namespace": {"description": NoEffect("functions have descriptions of their own", str)},
     "responses.input.message": {"phase": NoEffect("no effect", str)},
@@ -221,5 +221,5 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
 }
 """Fields that are not simply supported, by API or part of a request, and by name.
 
-`server` stands for all requests for texts; parts of a request have its name as a prefix.
+`server` stands for all requests for texts. The name of a part begins with the name of its request.
 """

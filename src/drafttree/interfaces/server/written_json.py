@@ -1,4 +1,4 @@
-"""JSON whose numbers keep their spelling: Python itself would write 1E400, -0 and 0.10 differently."""
+"""Reads and writes JSON whose numbers keep their spelling. Python itself would write 1E400, -0 and 0.10 differently."""
 
 import json
 import re
@@ -68,9 +68,9 @@ def write_json(value: Any, depth: int = 0) -> str:
 
 
 NUMBER = f"7{secrets.randbelow(10**17):017}"
-"""Prefix of the numbers that stand for others. No client can guess it, so it occurs nowhere else."""
+"""Prefix of the placeholders for numbers. No client can guess it, so it occurs nowhere else."""
 AGAIN = "".join(chr(0x20000 + secrets.randbelow(0xA000)) for _ in range(6))
-"""Encloses what is added to a repeated name of an object: rare letters, which no template changes."""
+"""Encloses the suffix of a repeated name in an object. These rare letters are changed by no template."""
 NUMBERS, REPEATS = re.compile(rf"{NUMBER}(\d{{9}})"), re.compile(rf"{AGAIN}\d+{AGAIN}")
 
 
@@ -81,12 +81,12 @@ class WrittenArguments:
     and repeated names of an object get a suffix; `restored` undoes both in the rendered text.
 
     Args:
-        kept: applied to a repeated name before the suffix is added.
+        mark_tokens: applied to a repeated name before the suffix is added.
     """
 
-    def __init__(self, kept: Callable[[str], str] = str) -> None:
+    def __init__(self, mark_tokens: Callable[[str], str] = str) -> None:
         self._written = list[str]()
-        self._kept = kept
+        self._mark_tokens = mark_tokens
 
     def read(self, text: str) -> dict[str, Any]:
         """Parse arguments, a JSON object, for a template."""
@@ -95,7 +95,7 @@ class WrittenArguments:
 
     def restored(self, rendered: str) -> str:
         """Replace the placeholders in a rendered text, and remove the suffixes."""
-        return NUMBERS.sub(lambda found: self._written[int(found[1])], REPEATS.sub("", rendered))
+        return NUMBERS.sub(lambda match: self._written[int(match[1])], REPEATS.sub("", rendered))
 
     def _stand_in(self, text: str) -> int:
         self._written.append(text)
@@ -108,9 +108,9 @@ class WrittenArguments:
     def _float(self, text: str) -> float:
         return float(text) if repr(float(text)) == text else self._stand_in(text)
 
-    def _with_repeats(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    def _with_repeats(self, members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         """A dictionary of the members of an object, in which repeated names get a suffix."""
         values: dict[str, Any] = {}
-        for name, value in pairs:
-            values[f"{self._kept(name)}{AGAIN}{len(values)}{AGAIN}" if name in values else name] = value
+        for name, value in members:
+            values[f"{self._mark_tokens(name)}{AGAIN}{len(values)}{AGAIN}" if name in values else name] = value
         return values

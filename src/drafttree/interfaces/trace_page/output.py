@@ -1,4 +1,4 @@
-"""Checks the file of a page before a model runs, without heavy imports."""
+"""Checks the file to write before a model runs, without heavy imports."""
 
 import os
 from pathlib import Path

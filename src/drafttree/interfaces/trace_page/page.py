@@ -21,7 +21,7 @@ def render(trace: Trace) -> str:
 def pack(trace: Trace) -> dict[str, Any]:
     """Pack a trace into compact rows, whose elements the page's script reads by position."""
     strings: dict[str, int] = {}
-    rounds = [pack_round(turn, strings) for turn in trace.rounds]
+    rounds = [pack_round(traced_round, strings) for traced_round in trace.rounds]
     return {
         "prompt": trace.prompt,
         "pieces": trace.pieces,

@@ -1,1 +1,1 @@
-"""GGUF files: what llama.cpp and its kin write, read as models and tokenizers of transformers."""
+"""Reads GGUF files, which llama.cpp and similar programs write, as models and tokenizers of transformers."""

@@ -1,9 +1,9 @@
 """Maps the metadata of GGUF files to fields of a config.json, and their tensors to weights of transformers.
 
 llama.cpp stores some weights differently. Its rotary embedding pairs neighbouring dimensions of a head, where
-transformers pairs one of the first half with one of the second, so the rows of queries and keys are interleaved. And it
-stores Gemma's norm weights with the 1 added that transformers adds at run time. The source of all this is llama.cpp's
-converter, https://github.com/ggml-org/llama.cpp/tree/master/conversion.
+transformers pairs a dimension of the first half with one of the second. So the rows of queries and keys are
+interleaved. And Gemma's norm weights include the 1 that transformers adds at run time. The source of all this is
+llama.cpp's converter, https://github.com/ggml-org/llama.cpp/tree/master/conversion.
 """
 
 import math
@@ -22,7 +22,7 @@ from drafttree.models.quantization.blocks import FORMATS
 
 Settings = dict[str, Any]
 """The contents of a config.json."""
-OF_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -81,7 +81,7 @@ class Architecture:
     norm_offset: float = 0.0
 
     def weight_of(self, name: str) -> str | None:
-        """The transformers weight that a tensor, given by llama.cpp's name, belongs to; None if the model has none."""
+        """Transformers' name of the weight that a tensor of llama.cpp's name belongs to; None if the model has none."""
         tensor, _, suffix = name.rpartition(".")
         if block := BLOCK.fullmatch(name):
             layer, tensor, suffix = block.groups()
@@ -89,7 +89,7 @@ class Architecture:
                 return None
             weight = f"model.layers.{layer}.{self.tensors[tensor]}"
             return weight if tensor in EXPERTS else f"{weight}.{suffix}"
-        return f"{OF_MODEL[tensor]}.{suffix}" if tensor in OF_MODEL else None
+        return f"{OUTSIDE_LAYERS[tensor]}.{suffix}" if tensor in OUTSIDE_LAYERS else None
 
     def heads(self, name: str, settings: Settings) -> int:
         """The number of heads whose rows are interleaved in a tensor; 0 if rows are in order."""
@@ -103,11 +103,11 @@ class Architecture:
 
 
 class Metadata:
-    """The metadata of a file under its architecture's prefix; remembers which keys were read.
+    """The metadata of a file whose keys begin with its architecture's name. It remembers which keys were read.
 
     Attributes:
         file: the file.
-        architecture: llama.cpp's name of the architecture, which is the prefix.
+        architecture: llama.cpp's name of the architecture.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -116,12 +116,12 @@ class Metadata:
         self._read = set(WITHOUT_EFFECT)
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """The number of a key, given without the prefix; the default if the file lacks the key.
+        """The number of a key, without the architecture's name in front; the default if the file lacks the key.
 
         Raises:
             ModelError: the value is no number, or the file lacks the key and there is no default.
         """
-        return self._value(key, default, "a number", lambda value: _is_number(value))
+        return self._value(key, default, "a number", _is_number)
 
     def text(self, key: str, default: str) -> str:
         """The string of a key; the default if the file lacks the key.
@@ -139,20 +139,21 @@ class Metadata:
         """
         return self._value(key, REQUIRED, "a list of numbers", lambda value: isinstance(value, list))
 
-    def _value(self, key: str, default: Any, kind: str, is_right: Callable[[Any], bool]) -> Any:
+    def _value(self, key: str, default: Any, needed_type: str, is_valid: Callable[[Any], bool]) -> Any:
         self._read.add(key)
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if value is default and default is not REQUIRED:
             return default
-        if value is REQUIRED or not is_right(value):
+        if value is REQUIRED:
+            value_text = "nothing"
+        elif is_valid(value):
+            return value
+        else:
             value_text = "a number for each layer" if isinstance(value, list) else repr(value)
-            if value is REQUIRED:
-                value_text = "nothing"
-            raise ModelError(
-                f"{self.file.path} gives {value_text} as {self.architecture}.{key}, where drafttree needs {kind}; give "
-                "the model as a folder of transformers"
-            )
-        return value
+        raise ModelError(
+            f"{self.file.path} gives {value_text} as {self.architecture}.{key}, where drafttree needs {needed_type}; "
+            "give the model as a folder of transformers"
+        )
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor."""
@@ -196,7 +197,7 @@ def _experts(metadata: Metadata) -> Settings:
 
 
 def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> int:
-    """Gemma's `query_pre_attn_scalar`: the head size, but hidden size over heads in models of 27 B."""
+    """Gemma's `query_pre_attn_scalar`: the head size; in models of 27 B, the hidden size over the heads."""
     if metadata.number("block_count") == layers_of_27b:
         return metadata.number("embedding_length") // metadata.number("attention.head_count")
     return metadata.number("attention.key_length")
@@ -228,7 +229,7 @@ def _olmo2(metadata: Metadata) -> Settings:
     theta = metadata.number("rope.freq_base")
     window_theta = metadata.number("rope.freq_base_swa", None)
     if window_theta not in {None, theta}:
-        raise ModelError(f"{metadata.file.path} turns layers with a window by another base ({window_theta})")
+        raise ModelError(f"{metadata.file.path} gives layers with a window another rotary base ({window_theta})")
     window_pattern = metadata.numbers("attention.sliding_window_pattern")
     layer_types = ["sliding_attention" if has_window else "full_attention" for has_window in window_pattern]
     return {"model_type": "olmo3", "attention_bias": False, "sliding_window": window, "layer_types": layer_types}
@@ -269,7 +270,10 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", ATTENTION | HEAD_NORMS | NORM_BEFORE_MLP | ROUTER | EXPERTS, _experts),
     "smollm3": Architecture("smollm3", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _biases, interleaved=True),
 }
-"""By llama.cpp's names. Mistral, SmolLM2 and DeepSeek's distilled models are "llama" or "qwen2"; Phi-4 is "phi3"."""
+"""Architectures by llama.cpp's names.
+
+Mistral, SmolLM2 and DeepSeek's distilled models are "llama" or "qwen2"; Phi-4 is "phi3".
+"""
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
@@ -282,9 +286,10 @@ def architecture_of(file: GGUFFile) -> Architecture:
     file_type = file.metadata.get("general.type", "model")
     if file_type == "model" and name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    content = f"a model of the architecture {name!r}" if name else "a model without an architecture in its metadata"
     if file_type != "model":
-        content = f"no model but another thing ({file_type})"
+        content = f"something other than a model ({file_type})"
+    else:
+        content = f"a model of the architecture {name!r}" if name else "a model without an architecture in its metadata"
     raise ModelError(
         f"{file.path} holds {content}; drafttree reads GGUF files of {', '.join(ARCHITECTURES)}; give others as a "
         "folder of transformers"
@@ -292,7 +297,7 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def settings_of(file: GGUFFile) -> Settings:
-    """The contents of the config.json with which a file's model would be published.
+    """The contents of a config.json for the model of a file.
 
     Raises:
         ModelError: the architecture is unknown, or the metadata lacks a needed key or has an unknown one.
@@ -311,10 +316,10 @@ def settings_of(file: GGUFFile) -> Settings:
         "rope_theta": metadata.number("rope.freq_base", 10_000.0),
         "dtype": "bfloat16",
     }
-    if (turned := metadata.number("rope.dimension_count", head_dim)) != head_dim:
-        settings["partial_rotary_factor"] = turned / head_dim
+    if (rotary_dim := metadata.number("rope.dimension_count", head_dim)) != head_dim:
+        settings["partial_rotary_factor"] = rotary_dim / head_dim
     settings |= architecture.describe(metadata)
-    if scaling := _rope_scaling(metadata, settings, turned):
+    if scaling := _rope_scaling(metadata, settings, rotary_dim):
         settings["rope_scaling"] = scaling
     if unread_keys := metadata.unread():
         keys = ", ".join(f"{metadata.architecture}.{key}" for key in unread_keys)
@@ -331,13 +336,13 @@ def _vocab_size(file: GGUFFile) -> int:
     return file.tensors["token_embd.weight"].shape[0]
 
 
-def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settings | None:
+def _rope_scaling(metadata: Metadata, settings: Settings, rotary_dim: int) -> Settings | None:
     """The `rope_scaling` of a config.json; None if rotary frequencies are not scaled.
 
     Args:
         metadata: metadata of the file.
         settings: fields of the config.json so far.
-        turned: number of dimensions of a head that are rotated.
+        rotary_dim: number of dimensions of a head that rotary embedding turns.
 
     Raises:
         ModelError: the file scales frequencies in an unknown way.
@@ -356,7 +361,7 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
             "short_factor": metadata.file.read(short_table, torch.float32).tolist(),
         }
     if metadata.has("rope_freqs.weight"):
-        return _llama3_scaling(metadata.file, settings["rope_theta"], turned)
+        return _llama3_scaling(metadata.file, settings["rope_theta"], rotary_dim)
     if scaling_type == "none" or (scaling_type == "linear" and factor in {None, 1.0}):
         return None
     if scaling_type == "linear":
@@ -376,7 +381,7 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
     )
 
 
-def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | None:
+def _llama3_scaling(file: GGUFFile, theta: float, rotary_dim: int) -> Settings | None:
     """The `rope_scaling` of Llama 3.1 that a file's table of divisors was made from; None if it divides by 1.
 
     Raises:
@@ -393,7 +398,7 @@ def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | Non
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": LLAMA3_CONTEXT,
     }
-    expected_divisors = llama3_divisors(theta, turned, scaling)
+    expected_divisors = llama3_divisors(theta, rotary_dim, scaling)
     if table.shape != expected_divisors.shape or not torch.allclose(table, expected_divisors, rtol=1e-4):
         raise ModelError(
             f"{file.path} scales rotary frequencies by a table (rope_freqs.weight) that is not Llama 3.1's, which "
@@ -402,7 +407,7 @@ def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | Non
     return scaling
 
 
-def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Tensor:
+def llama3_divisors(theta: float, rotary_dim: int, scaling: Mapping[str, Any]) -> Tensor:
     """The divisors of rotary frequencies in Llama 3.1.
 
     They are 1 for wavelengths that are short compared with the training context, the factor for long ones, and
@@ -410,13 +415,13 @@ def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Te
 
     Args:
         theta: base of the frequencies.
-        turned: number of dimensions of a head that are rotated.
+        rotary_dim: number of dimensions of a head that rotary embedding turns.
         scaling: `rope_scaling` of a config.json.
 
     Returns:
-        float32 `[turned / 2]`.
+        float32 `[rotary_dim / 2]`.
     """
-    frequencies = theta ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
+    frequencies = theta ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     waves_in_context = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth_factor = ((waves_in_context - low) / (high - low)).clamp(0, 1)
@@ -448,7 +453,7 @@ class GGUFWeight:
         self.is_packed = not {self._file.tensors[name].kind for name in names} <= PLAIN.keys()
 
     def __getitem__(self, _: object) -> Tensor:
-        """The whole weight: transformers takes what it materialises by `[...]`."""
+        """The whole weight; transformers materialises weights by `weight[...]`."""
         if self.is_left_out:
             return torch.zeros((), dtype=self._dtype).expand(self.shape)
         if self._offset:
@@ -470,8 +475,8 @@ class GGUFWeight:
     def form(self) -> str:
         """Name of the blocks it can stay in, from `drafttree.models.quantization.blocks`; empty if it cannot."""
         forms = {self._file.tensors[name].kind.lower() for name in self._names}
-        stays = len(forms) == 1 and forms <= FORMATS.keys() and not self._offset and len(self.shape) > 1
-        return forms.pop() if stays else ""
+        can_stay = len(forms) == 1 and forms <= FORMATS.keys() and not self._offset and len(self.shape) > 1
+        return forms.pop() if can_stay else ""
 
     def blocks(self) -> Tensor:
         """Its blocks, uint8 `[outputs, bytes]`.
@@ -490,8 +495,9 @@ class GGUFWeight:
         stack_shapes = {name: self._file.tensors[name].shape[:-1] for name in self._names}
         return [self._file.read_blocks(name).view(*shape, -1) for name, shape in stack_shapes.items()]
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+    def _joined(self, tensors: list[Tensor]) -> Tensor:
+        """The tensors joined along their outputs, with interleaved rows in transformers' order."""
+        weight = tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=-2)
         if self._heads:
             weight = weight.unflatten(0, (self._heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return weight

@@ -24,7 +24,7 @@ VERSIONS = (2, 3)
 ALIGNMENT = 32
 """Alignment of tensors in bytes, if a file gives none."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Format characters of `struct` by the number that a file has for a type of value."""
+"""Format characters of `struct` by GGUF's numbers of value types."""
 STRING, ARRAY = 8, 9
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of the kinds of tensors that are not quantised."""
@@ -173,7 +173,7 @@ class _Cursor:
         self._size = len(content)
 
     def skip(self, count: int) -> int:
-        """Skip so many bytes, and return the offset of the first.
+        """Skip bytes, and return the offset of the first one.
 
         Raises:
             ModelError: the file has fewer bytes left.
@@ -195,17 +195,17 @@ class _Cursor:
         start = self.skip(length)
         return self._bytes[start : start + length].decode(errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, value_type: int) -> Any:
         """The next value: a number, a string or a list of these, as the number of its type says."""
-        if kind in NUMBERS:
-            return self.number(NUMBERS[kind])
-        if kind == STRING:
+        if value_type in NUMBERS:
+            return self.number(NUMBERS[value_type])
+        if value_type == STRING:
             return self.string()
-        if kind == ARRAY:
+        if value_type == ARRAY:
             element = self.number("I")
             count = self.number("Q")
             return self._array(element, count)
-        raise ModelError(f"{self.path} is damaged: it has a value of kind {kind} at byte {self.place:,}; {COPY}")
+        raise ModelError(f"{self.path} is damaged: it has a value of kind {value_type} at byte {self.place:,}; {COPY}")
 
     def _array(self, element: int, count: int) -> list[Any]:
         if element in NUMBERS:
@@ -251,8 +251,8 @@ def _kind_of(path: Path, name: str, number: int) -> str:
         ) from None
 
 
-def _row_bytes(path: Path, name: str, shape: tuple[int, ...], kind: str) -> int:
-    block, block_bytes = import_module("gguf").GGML_QUANT_SIZES[_kinds()[kind]]
+def _row_bytes(path: Path, name: str, shape: tuple[int, ...], tensor_type: str) -> int:
+    block, block_bytes = import_module("gguf").GGML_QUANT_SIZES[_kinds()[tensor_type]]
     if not shape or not all(shape) or shape[-1] % block:
-        raise ModelError(f"{path} holds {name} of the shape {list(shape)}, which {kind} cannot pack; {COPY}")
+        raise ModelError(f"{path} holds {name} of the shape {list(shape)}, which {tensor_type} cannot pack; {COPY}")
     return shape[-1] // block * block_bytes

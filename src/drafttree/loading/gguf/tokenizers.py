@@ -1,4 +1,4 @@
-"""Makes a transformers tokenizer of the one in a GGUF file.
+"""Converts the tokenizer in a GGUF file to a transformers tokenizer.
 
 A file has tokens, their types, and either merges (of byte pieces, as in GPT-2) or scores (SentencePiece). It names how
 text is split before merging; the patterns for these names are those that the models were published with.
@@ -14,7 +14,7 @@ from drafttree.core.errors import ModelError
 from drafttree.loading.gguf.reader import GGUFFile
 
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens: control words of the model, and words that are never split."""
+"""Numbers of token types: control tokens, and words that are never split."""
 SPACE = "▁"
 """Stands for a space in SentencePiece's tokens."""
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -38,9 +38,9 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }
 """Patterns that split text before bytes are merged, applied in this order, by the value of `tokenizer.ggml.pre`."""
 WHOLE_TOKENS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-"""Splits of tokenizers that do not merge a piece which is a token, and that add a BOS token unless the file says no."""
+"""Splits whose tokenizers keep a piece whole if it is a token, and add a BOS token unless the file says otherwise."""
 COMPOSED = {"qwen2", "deepseek-r1-qwen"}
-"""Splits of tokenizers that first compose letters and marks (NFC)."""
+"""Splits whose tokenizers first compose letters and marks (NFC)."""
 ENDS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "</s>", "<turn|>"),
@@ -57,9 +57,9 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     """
     tokenizer_model = _value(file, "model")
     if tokenizer_model == "gpt2":
-        tokenizer = _of_bytes(file)
+        tokenizer = _byte_level_bpe(file)
     elif tokenizer_model == "llama":
-        tokenizer = _of_scores(file)
+        tokenizer = _sentencepiece(file)
     else:
         content = f"a tokenizer of the kind {tokenizer_model!r}" if tokenizer_model else "no tokenizer"
         raise ModelError(
@@ -75,10 +75,10 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     tokenizer.add_tokens(words)
     special_tokens: dict[str, str] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = _token_id(file, key)
-        if number is not None:
-            special_tokens[f"{name}_token"] = tokens[number]
-    _frame(file, tokenizer, special_tokens)
+        token_id = _token_id(file, key)
+        if token_id is not None:
+            special_tokens[f"{name}_token"] = tokens[token_id]
+    _add_bos_and_eos(file, tokenizer, special_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=_Uncopied(tokenizer),
         clean_up_tokenization_spaces=False,
@@ -109,9 +109,9 @@ def token_ids(file: GGUFFile) -> dict[str, Any]:
     metadata_ids = [_token_id(file, key) for key in ("eos", "eot", "eom")]
     end_ids = [token_id for token_id in metadata_ids if token_id is not None]
     types = _value(file, "token_type", [])
-    for number, (token, type_) in enumerate(zip(_tokens(file), types, strict=False)):
+    for token_id, (token, type_) in enumerate(zip(_tokens(file), types, strict=False)):
         if type_ == CONTROL and token in ENDS:
-            end_ids.append(number)
+            end_ids.append(token_id)
     end_ids = list(dict.fromkeys(end_ids))
     bos_id = _token_id(file, "bos")
     pad_id = _token_id(file, "padding")
@@ -142,15 +142,15 @@ def _tokens(file: GGUFFile) -> list[str]:
 
 
 def _token_id(file: GGUFFile, name: str) -> int | None:
-    number = _value(file, f"{name}_token_id")
-    if number is None:
+    token_id = _value(file, f"{name}_token_id")
+    if token_id is None:
         return None
-    if not isinstance(number, int) or not 0 <= number < len(_tokens(file)):
-        raise ModelError(f"{file.path} gives tokenizer.ggml.{name}_token_id as {number!r}, which is no token's id")
-    return number
+    if not isinstance(token_id, int) or not 0 <= token_id < len(_tokens(file)):
+        raise ModelError(f"{file.path} gives tokenizer.ggml.{name}_token_id as {token_id!r}, which is no token's id")
+    return token_id
 
 
-def _of_bytes(file: GGUFFile) -> Tokenizer:
+def _byte_level_bpe(file: GGUFFile) -> Tokenizer:
     """GPT-2's kind of tokenizer: byte-level BPE."""
     split_name = _value(file, "pre", "default")
     merges = _value(file, "merges")
@@ -161,7 +161,7 @@ def _of_bytes(file: GGUFFile) -> Tokenizer:
         )
     if not isinstance(merges, list):
         raise ModelError(f"{file.path} has a tokenizer of GPT-2's kind without merges; take another file")
-    vocabulary = {token: number for number, token in enumerate(_tokens(file))}
+    vocabulary = {token: token_id for token_id, token in enumerate(_tokens(file))}
     merge_pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merge_pairs, ignore_merges=split_name in WHOLE_TOKENS))
     if split_name in COMPOSED:
@@ -176,8 +176,8 @@ def _of_bytes(file: GGUFFile) -> Tokenizer:
     return tokenizer
 
 
-def _of_scores(file: GGUFFile) -> Tokenizer:
-    """SentencePiece's kind: merges the pair whose result scores best; characters without a token become bytes."""
+def _sentencepiece(file: GGUFFile) -> Tokenizer:
+    """SentencePiece's kind of tokenizer: merges the pair whose result scores best, and falls back to bytes."""
     tokens = _tokens(file)
     is_gemma = str(file.metadata.get("general.architecture", "")).startswith("gemma")
     if is_gemma:  # its files have plain runs of spaces, and scores that do not give the order of merges
@@ -187,10 +187,10 @@ def _of_scores(file: GGUFFile) -> Tokenizer:
         scores = _value(file, "scores")
         if not isinstance(scores, list) or len(scores) != len(tokens):
             raise ModelError(f"{file.path} has a tokenizer of SentencePiece's kind without a score for each token")
-        order = sorted(range(len(tokens)), key=lambda number: -scores[number])
-    vocabulary = {token: number for number, token in enumerate(tokens)}
+        order = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     unknown_id = _token_id(file, "unknown")
-    merges = list(_merges(vocabulary, (tokens[number] for number in order)))
+    merges = list(_merges(vocabulary, (tokens[token_id] for token_id in order)))
     model = models.BPE(
         vocab=vocabulary,
         merges=merges,
@@ -210,7 +210,7 @@ def _of_scores(file: GGUFFile) -> Tokenizer:
 
 
 def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of tokens that form each given token, in the order of these; for one token, longest left part first."""
+    """The pairs of tokens that join to each of `tokens`, in their order; longest left token first."""
     for token in tokens:
         for middle in range(len(token) - 1, 0, -1):
             prefix, suffix = token[:middle], token[middle:]
@@ -218,11 +218,11 @@ def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple
                 yield prefix, suffix
 
 
-def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> None:
+def _add_bos_and_eos(file: GGUFFile, tokenizer: Tokenizer, special_tokens: dict[str, str]) -> None:
     """Have the tokenizer add BOS and EOS tokens, if the file says so."""
     adds_bos = _value(file, "model") == "llama" or _value(file, "pre") in WHOLE_TOKENS
-    bos_token = special.get("bos_token") if _value(file, "add_bos_token", adds_bos) else None
-    eos_token = special.get("eos_token") if _value(file, "add_eos_token", False) else None
+    bos_token = special_tokens.get("bos_token") if _value(file, "add_bos_token", adds_bos) else None
+    eos_token = special_tokens.get("eos_token") if _value(file, "add_eos_token", False) else None
     frame_tokens = [token for token in (bos_token, eos_token) if token]
     if frame_tokens:
         template = " ".join(token for token in (bos_token, "$A", eos_token) if token)
@@ -231,7 +231,7 @@ def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> Non
 
 
 def _chat_template(file: GGUFFile) -> Any:
-    """The chat template, or a dict of several by name; None if the file has none."""
+    """The chat template, or several by name; None if the file has none."""
     default = file.metadata.get("tokenizer.chat_template")
     names = file.metadata.get("tokenizer.chat_templates", [])
     templates_by_name = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}

@@ -1,1 +1,1 @@
-"""Models rounded to four bits by what they themselves write: `quantize="int4"` and `drafttree quantize`."""
+"""Rounds models to four bits, calibrated by texts that they write: `quantize="int4"` and `drafttree quantize`."""

@@ -32,7 +32,7 @@ INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 TEXTS, REST = "texts.safetensors", "rest.safetensors"
 MODEL = "model"
 """Metadata key for the digest of the model that is rounded."""
-NOTHING: Mapping[str, str] = {}
+NO_METADATA: Mapping[str, str] = {}
 logger = logging.getLogger("drafttree")
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 """Number and size in bytes of the parts of a weight file that go into its digest."""
@@ -141,7 +141,7 @@ class Int4Folder:
         )
         self._write(CONFIG, {**module.config.to_dict(), "quantization_config": _quantization([*linear_names])})
 
-    def _save(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = NOTHING) -> None:
+    def _save(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = NO_METADATA) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         partial_path = self.path / f"{name}.part"
         save_file(tensors, partial_path, {"format": "pt", **metadata})
@@ -188,8 +188,8 @@ def pack_words(numbers: Tensor) -> Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
-def _quantization(plain: list[str]) -> dict[str, Any]:
-    """The quantization_config of the folder; `plain` are the names of linear layers that are not rounded."""
+def _quantization(unrounded_names: list[str]) -> dict[str, Any]:
+    """The quantization_config of the folder, which names the linear layers that are not rounded."""
     weights = {"num_bits": BITS, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
@@ -197,7 +197,7 @@ def _quantization(plain: list[str]) -> dict[str, Any]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": plain,
+        "ignore": unrounded_names,
         "kv_cache_scheme": None,
     }
 

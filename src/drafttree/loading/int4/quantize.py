@@ -61,7 +61,7 @@ def quantize_int4(
     folder: Int4Folder | None = None,
     progress: Progress | None = None,
 ) -> Seconds:
-    """Round the linear layers of a model to four bits by texts that it writes itself; its head stays as it is.
+    """Round the linear layers of a model, except its head, to four bits, calibrated by texts that it writes itself.
 
     Args:
         module: the model, whose layers are replaced.

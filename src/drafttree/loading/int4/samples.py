@@ -19,7 +19,7 @@ from drafttree.models.segment import Segment
 
 SEED = 0
 TEXT, QUESTION, ANSWER = 256, 64, 192
-"""Most tokens that are drawn for a plain text, a question and an answer."""
+"""Maximum numbers of tokens that are drawn for a plain text, a question and an answer."""
 WINDOW, FEWEST = 32, 10
 """A text repeats itself if its last `WINDOW` tokens are fewer than `FEWEST` different ones."""
 MARK = "\N{SNOWMAN}"
@@ -27,16 +27,16 @@ MARK = "\N{SNOWMAN}"
 
 
 class Turn(NamedTuple):
-    """A part of a text.
+    """A turn of a conversation, or a whole plain text.
 
     Attributes:
-        opening: given tokens that it begins with.
-        most: maximum number of tokens to draw after these.
+        opening: the tokens before those that the model draws.
+        max_tokens: maximum number of tokens to draw.
         is_first: whether it begins a new text, without earlier context.
     """
 
     opening: Sequence[int]
-    most: int
+    max_tokens: int
     is_first: bool
 
 
@@ -45,14 +45,14 @@ class Row:
 
     Args:
         target: the model.
-        turns: endless iterator of the parts of its texts.
-        ends: tokens that end a part.
+        turns: the turns of its texts, without end.
+        end_tokens: tokens that end a turn.
     """
 
-    def __init__(self, target: TargetModel, turns: Iterator[Turn], ends: Sequence[int]) -> None:
+    def __init__(self, target: TargetModel, turns: Iterator[Turn], end_tokens: Sequence[int]) -> None:
         self._target = target
         self._turns = turns
-        self._ends = ends
+        self._end_tokens = end_tokens
         self.tokens: list[int] = []
         self._open()
 
@@ -65,26 +65,26 @@ class Row:
         self._cache.commit(range(len(self._unread)))
         self._unread = [token]
         self.tokens.append(token)
-        self._left -= 1
-        if token in self._ends or not self._left or self._repeats():
+        self._remaining_tokens -= 1
+        if token in self._end_tokens or not self._remaining_tokens or self._repeats():
             self._open(token)
 
     def _repeats(self) -> bool:
         recent_tokens = self.tokens[self._start :][-WINDOW:]
         return len(recent_tokens) == WINDOW and len(set(recent_tokens)) < FEWEST
 
-    def _open(self, last: int | None = None) -> None:
-        """Begin the next part; its opening's first token is dropped if it equals the last drawn token."""
+    def _open(self, last_token: int | None = None) -> None:
+        """Begin the next turn; its opening's first token is dropped if it equals the last drawn token."""
         turn = next(self._turns)
         opening = [*turn.opening]
         if turn.is_first:
             self._cache = self._target.new_cache(len(opening) + TEXT + QUESTION + ANSWER)
             self._unread = []
-        elif opening[:1] == [last]:
+        elif opening[:1] == [last_token]:
             opening = opening[1:]
         self._unread += opening
         self.tokens += opening
-        self._left = turn.most
+        self._remaining_tokens = turn.max_tokens
         self._start = len(self.tokens)
 
 
@@ -107,9 +107,9 @@ def sampled_texts(
     """
     target = TargetModel(module, choose_backend)
     length = min(length, target.context or length)
-    ends = _end_tokens(module, tokenizer)
-    turns = _conversation(tokenizer) or [Turn([_first_token(module, ends)], TEXT, True)]
-    rows = [Row(target, cycle(turns), ends) for _ in range(count)]
+    end_tokens = _end_tokens(module, tokenizer)
+    turns = _conversation(tokenizer) or [Turn([_first_token(module, end_tokens)], TEXT, True)]
+    rows = [Row(target, cycle(turns), end_tokens) for _ in range(count)]
     generator = torch.Generator().manual_seed(SEED)
     try:
         while unfinished_rows := [row for row in rows if len(row.tokens) < length]:
@@ -147,7 +147,7 @@ def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | No
     return []
 
 
-def _first_token(module: PreTrainedModel, ends: Sequence[int]) -> int:
+def _first_token(module: PreTrainedModel, end_tokens: Sequence[int]) -> int:
     """The first token of a text: BOS, else an EOS token, else 0."""
     token = getattr(module.config.get_text_config(), "bos_token_id", None)
-    return token if isinstance(token, int) else [*ends, 0][0]
+    return token if isinstance(token, int) else [*end_tokens, 0][0]

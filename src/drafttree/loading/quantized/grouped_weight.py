@@ -17,8 +17,8 @@ class Scheme(NamedTuple):
     Attributes:
         bits: bits of a number.
         group_size: number of inputs that share a scale; None for all inputs of an output.
-        offset: what is subtracted from numbers: "middle" for half of their range, "zero" for an integer of each group;
-            or "minimum" for nothing, where each group has a smallest value that is added.
+        offset: what is subtracted from numbers before scaling. "middle": half of their range; "zero": an integer of
+            each group; "minimum": nothing, since a minimum of each group is added after scaling.
     """
 
     bits: int
@@ -41,7 +41,7 @@ class GroupedWeight(NamedTuple):
         scheme: how the config quantises it.
         numbers: uint8 `[out, in]`.
         scales: `[out, groups]`.
-        zeros: uint8 `[out, groups]`; None if all are half of the range, or if there are minima.
+        zeros: uint8 `[out, groups]`; None if all zeros are half of the range, or if there are minima.
         minima: `[out, groups]`; None for 0.
         group_of: the group of each input, int64 `[in]`; None if groups are equal runs of inputs.
     """
@@ -92,7 +92,7 @@ class GroupedWeight(NamedTuple):
 
 
 def block_form(scheme: Scheme, inputs: int) -> str:
-    """Name of the blocks that hold a weight exactly, of `drafttree.models.quantization.blocks`; empty if none do."""
+    """Name, in `drafttree.models.quantization.blocks`, of the blocks that hold a weight exactly; empty if none do."""
     if inputs % GROUP or (scheme.group_size and (inputs % scheme.group_size or scheme.group_size % GROUP)):
         return ""
     forms = {(4, "middle"): "q4_0", (4, "zero"): "q4_zero", (4, "minimum"): "q4_1", (8, "middle"): "q8_0"}

@@ -23,16 +23,16 @@ ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 WORDS, WHOLE, FLOATS = {"I32", "U32"}, {"I32", "I64"}, {"F16", "BF16", "F32"}
 """Dtypes by safetensors' names: of words with packed numbers, of plain integers, and of scales."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Place in a word of AWQ of each of its eight outputs' numbers: even ones come first."""
+"""For each of eight outputs, the place of its number in a word of AWQ: even outputs come first."""
 
 
 class StoredLayer(NamedTuple):
-    """The tensors of a linear layer in a folder, each by its suffix: what its name adds to the layer's.
+    """The tensors of a linear layer in a folder, by suffix: what a tensor's name adds to the layer's.
 
     Attributes:
         name: name of the layer.
         shapes: shapes by suffix.
-        read: reads the tensor of a suffix.
+        read: reads the tensor of a suffix from its file.
         dtypes: safetensors' names of the dtypes, by suffix.
     """
 
@@ -52,7 +52,7 @@ class Layout(ABC):
         numbers: suffix of the tensor with a weight's numbers.
         scales: suffix of the tensor with its scales.
         order: suffix of the tensor with the group of each input; None if groups are always equal runs of inputs.
-        others: suffixes of further tensors that a weight may have.
+        other_suffixes: suffixes of further tensors that a weight may have.
         is_of_mlx: whether it is MLX's layout, which transformers cannot read.
         dtypes: safetensors' names of the dtypes that a tensor may be stored in, by suffix.
     """
@@ -62,17 +62,17 @@ class Layout(ABC):
     numbers: ClassVar[str]
     scales: ClassVar[str]
     order: ClassVar[str | None] = None
-    others: ClassVar[tuple[str, ...]]
+    other_suffixes: ClassVar[tuple[str, ...]]
     is_of_mlx: ClassVar[bool] = False
 
     @property
-    def parts(self) -> set[str]:
+    def suffixes(self) -> set[str]:
         """The suffixes of all tensors of a weight."""
-        return {self.numbers, self.scales, *self.others, *([self.order] if self.order else [])}
+        return {self.numbers, self.scales, *self.other_suffixes, *([self.order] if self.order else [])}
 
     @abstractmethod
     def schemes(self, name: str) -> list[Scheme]:
-        """The schemes that the config allows for the weight of a layer, one or several."""
+        """The schemes that the config allows for the weight of a layer; at least one."""
 
     @abstractmethod
     def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
@@ -139,7 +139,7 @@ class GPTQFields(Fields):
 
 
 class GPTQ(Layout):
-    """GPTQ: numbers are packed along the inputs; version 1 stores each zero minus one.
+    """GPTQ: numbers are packed along the inputs; version 1 stores each zero minus 1.
 
     Args:
         settings: the quantization_config.
@@ -149,7 +149,7 @@ class GPTQ(Layout):
     numbers = "qweight"
     scales = "scales"
     order = "g_idx"
-    others = ("qzeros",)
+    other_suffixes = ("qzeros",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS, "g_idx": WHOLE}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class AWQ(Layout):
     method = "AWQ"
     numbers = "qweight"
     scales = "scales"
-    others = ("qzeros",)
+    other_suffixes = ("qzeros",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class CompressedTensorsFields(Fields):
 
 
 class CompressedTensors(Layout):
-    """compressed-tensors: numbers are packed along the inputs; they and zeros have half of their range added.
+    """compressed-tensors: numbers are packed along the inputs; half of the range is added to numbers and zeros.
 
     Args:
         settings: the quantization_config.
@@ -270,10 +270,10 @@ class CompressedTensors(Layout):
     numbers = "weight_packed"
     scales = "weight_scale"
     order = "weight_g_idx"
-    others = ("weight_shape", "weight_zero_point")
+    other_suffixes = ("weight_shape", "weight_zero_point")
     dtypes: ClassVar[Mapping[str, set[str]]] = {
         **{"weight_packed": WORDS, "weight_scale": FLOATS, "weight_g_idx": WHOLE, "weight_shape": WHOLE},
-        # older files have a byte or a float for each
+        # older files store a byte or a float for each zero
         "weight_zero_point": WORDS | FLOATS | {"I8", "U8"},
     }
 
@@ -344,7 +344,7 @@ class MLX(Layout):
     method = "MLX"
     numbers = "weight"
     scales = "scales"
-    others = ("biases",)
+    other_suffixes = ("biases",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"weight": WORDS, "scales": FLOATS, "biases": FLOATS}
     is_of_mlx = True
 

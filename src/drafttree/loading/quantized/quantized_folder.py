@@ -1,10 +1,10 @@
-"""Reads folders whose linear layers are quantised; each tensor is read when it is asked for."""
+"""Reads folders whose linear layers are quantised; each tensor is read on access."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -18,11 +18,25 @@ from drafttree.loading.quantized.layouts import Layout, StoredLayer
 COPY = "download or copy the folder again"
 
 
+class _FolderTensor(NamedTuple):
+    """A tensor in a folder.
+
+    Attributes:
+        shape: its shape.
+        dtype: safetensors' name of its dtype.
+        read: reads the tensor from its file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
 class PlainWeight:
     """A weight of a folder that is not quantised; implements `drafttree.loading.stored_blocks.StoredWeight`.
 
     Args:
-        read: reads the tensor.
+        read_tensor: reads the tensor.
         shape: its shape.
         dtype: dtype to convert it to, if it is of floating-point numbers.
 
@@ -34,8 +48,8 @@ class PlainWeight:
 
     form = ""
 
-    def __init__(self, read: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._read = read
+    def __init__(self, read_tensor: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._read = read_tensor
         self.shape = shape
         self._dtype = dtype
         self.part_shapes = {"": shape}
@@ -111,26 +125,24 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Pl
     Raises:
         ModelError: tensors contradict the config, none is quantised, or a weight is there twice.
     """
-    shapes, dtypes, reads = _tensors_in(folder)
-    layers = {name.removesuffix(f".{layout.scales}") for name in shapes if name.endswith(f".{layout.scales}")}
-    layers = {layer for layer in layers if f"{layer}.{layout.numbers}" in shapes}
-    if not layers:
+    tensors = _tensors_in(folder)
+    layers = {name.removesuffix(f".{layout.scales}") for name in tensors if name.endswith(f".{layout.scales}")}
+    quantized_layers = {layer for layer in layers if f"{layer}.{layout.numbers}" in tensors}
+    if not quantized_layers:
         raise ModelError(f"config.json says {layout.method}, and no tensor in {folder} is packed so; {COPY}")
     weights: dict[str, PlainWeight | QuantizedWeight] = {}
-    shapes_by_layer = defaultdict[str, dict[str, tuple[int, ...]]](dict)
-    for name, shape in shapes.items():
+    tensors_by_layer = defaultdict[str, dict[str, _FolderTensor]](dict)
+    for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
-        if layer in layers and suffix in layout.parts:
-            shapes_by_layer[layer][suffix] = shape
+        if layer in quantized_layers and suffix in layout.suffixes:
+            tensors_by_layer[layer][suffix] = tensor
         else:
-            weights[name] = PlainWeight(reads[name], shape, dtype)
-    for layer, layer_shapes in shapes_by_layer.items():
+            weights[name] = PlainWeight(tensor.read, tensor.shape, dtype)
+    for layer, layer_tensors in tensors_by_layer.items():
         name = f"{layer}.weight"
         if name in weights:
             raise ModelError(f"{folder} holds {name} both whole and packed; {COPY}")
-        layer_dtypes = {suffix: dtypes[f"{layer}.{suffix}"] for suffix in layer_shapes}
-        stored_layer = StoredLayer(layer, layer_shapes, partial(_read_part, reads, layer), layer_dtypes)
-        weights[name] = QuantizedWeight(stored_layer, layout, dtype)
+        weights[name] = QuantizedWeight(_stored_layer(layer, layer_tensors), layout, dtype)
     return weights
 
 
@@ -139,20 +151,20 @@ def holds_safetensors(folder: Path) -> bool:
     return all(path.suffix == ".safetensors" for path in weight_files(folder))
 
 
-def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str], dict[str, Callable[[], Tensor]]]:
-    """By name of a folder's tensors: shapes, safetensors' names of dtypes, and functions that read them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    reads: dict[str, Callable[[], Tensor]] = {}
+def _tensors_in(folder: Path) -> dict[str, _FolderTensor]:
+    """The tensors of a folder by name."""
+    tensors: dict[str, _FolderTensor] = {}
     for path in weight_files(folder):
         file: Any = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118
-            tensor = file.get_slice(name)
-            shapes[name] = tuple(tensor.get_shape())
-            dtypes[name] = tensor.get_dtype()
-            reads[name] = partial(file.get_tensor, name)
-    return shapes, dtypes, reads
+            header = file.get_slice(name)
+            shape = tuple(header.get_shape())
+            tensors[name] = _FolderTensor(shape, header.get_dtype(), partial(file.get_tensor, name))
+    return tensors
 
 
-def _read_part(reads: dict[str, Callable[[], Tensor]], layer: str, part: str) -> Tensor:
-    return reads[f"{layer}.{part}"]()
+def _stored_layer(name: str, tensors: Mapping[str, _FolderTensor]) -> StoredLayer:
+    """The quantised layer of this name, whose tensors are given by suffix."""
+    shapes = {suffix: tensor.shape for suffix, tensor in tensors.items()}
+    dtypes = {suffix: tensor.dtype for suffix, tensor in tensors.items()}
+    return StoredLayer(name, shapes, lambda suffix: tensors[suffix].read(), dtypes)

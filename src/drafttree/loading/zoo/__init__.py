@@ -28,7 +28,7 @@ def folder(name: str) -> Path:
 
 
 def tokenizer_folder(path: str) -> str:
-    """The folder with a model's tokenizer, which is its own; the embedded draft model uses the embedded target's."""
+    """The folder with a model's tokenizer: its own, or the embedded target's for the embedded draft model."""
     zoo_folder = Path(__file__).parent
     return str(zoo_folder / NAMES["embedded"]) if Path(path) == zoo_folder / NAMES["embedded-draft"] else path
 

@@ -1,10 +1,10 @@
 """Attention whose result for a token does not depend on which other tokens are in the pass.
 
-The rows a token attends to are the same in plain decoding and in a tree, but in a tree other branches lie between them,
-so fused kernels add them up in another order. Here they are split at a row that depends on the token's position only.
-Rows before it are committed, lie side by side and are the same in every pass: the device's own kernel reads them.
-The rest, with the tree, is attended to in float64, where the order of a sum changes less than rounding to the model's
-dtype keeps: once in 2^44 values for bfloat16, once in 2^28 for float32. The two are joined by their log-sum-exps.
+A token attends to the same rows in plain decoding and in a tree. But in a tree other branches lie between these rows,
+so fused kernels add them up in another order. Here the rows are split at a row that depends on the token's position
+only. Rows before it are committed, lie side by side and are the same in every pass: the device's own kernel reads them.
+The rest, with the tree, is attended to in float64. There the order of a sum seldom changes the result in the model's
+dtype: once in 2^44 values for bfloat16, once in 2^28 for float32. The two results are joined by their log-sum-exps.
 """
 
 from itertools import groupby
@@ -23,7 +23,7 @@ from drafttree.models.windows import Span
 DEPTH = 64
 """Rows before a token that are always attended to in float64, since they may be drafted."""
 BLOCK = 128
-"""Rows by which the split moves at once: for fewer, float64 is cheaper than a second kernel call."""
+"""The split moves in steps of this many rows: for fewer, float64 is cheaper than a second kernel call."""
 QUERIES = 16
 """Queries are padded to a multiple of this number, since kernels treat the last few differently."""
 
@@ -114,21 +114,24 @@ def _is_split(keys: Tensor, values: Tensor, span: Span) -> bool:
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, split: int, span: Span
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, split_row: int, span: Span
 ) -> Tensor:
+    """Attend to the rows from `split_row` on in float64, and to those before it with the device's kernel."""
     stacked_query = query.flatten(2, 3)
     masks = None if mask is None else mask.flatten(2, 3)
-    suffix_mask = None if masks is None else masks[..., split:].double()
-    suffix_qkv = stacked_query.double(), keys[:, :, split:].double(), values[:, :, split:].double()
-    if split == 0:
+    suffix_mask = None if masks is None else masks[..., split_row:].double()
+    suffix_qkv = stacked_query.double(), keys[:, :, split_row:].double(), values[:, :, split_row:].double()
+    if split_row == 0:
         out = F.scaled_dot_product_attention(*suffix_qkv, attn_mask=suffix_mask, scale=scale)
     else:
         out, suffix_lse = _with_log_sum_exp(*suffix_qkv, suffix_mask, scale)
-        prefix_keys, prefix_values = keys[:, :, :split], values[:, :, :split]
+        prefix_keys, prefix_values = keys[:, :, :split_row], values[:, :, :split_row]
         prefix_mask = None
-        if not span.reaches(split + DEPTH + BLOCK):
+        if not span.reaches(split_row + DEPTH + BLOCK):
             prefix_mask = (
-                stacked_query.new_zeros(1, 1, stacked_query.shape[2], split) if masks is None else masks[..., :split]
+                stacked_query.new_zeros(1, 1, stacked_query.shape[2], split_row)
+                if masks is None
+                else masks[..., :split_row]
             )
         prefix_out, prefix_lse = _attend_to_prefix(stacked_query, prefix_keys, prefix_values, prefix_mask, scale)
         out = out.lerp(prefix_out.double(), torch.sigmoid(prefix_lse - suffix_lse).unsqueeze(-1))
@@ -138,7 +141,7 @@ def _attend(
 def _attend_to_prefix(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention to the rows before the split, by the device's own kernel in the model's dtype."""
+    """Attend to the rows before the split with the device's own kernel, in the model's dtype."""
     count = query.shape[2]
     padding = 0, 0, 0, -count % QUERIES
     masks = None if mask is None else F.pad(mask, padding)

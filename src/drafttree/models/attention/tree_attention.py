@@ -25,7 +25,7 @@ FOREIGN_SCORES = {
     "indices": "sparse attention, whose layers choose the tokens they attend to",
     "block_indices": "sparse attention, whose layers choose the tokens they attend to",
 }
-"""Arguments of attention functions that a tree pass does not reproduce, and how an error names layers with them."""
+"""Arguments of attention functions that a tree pass does not reproduce, and what an error calls them."""
 
 
 class NoTreeError(ModelError):
@@ -73,7 +73,7 @@ class AttentionPart(NamedTuple):
 
 
 class Plan(Protocol):
-    """Tells the attention function of a pass over one KV cache or several which nodes attend to which rows."""
+    """Tells the attention function which nodes attend to which rows, in a pass over one or several KV caches."""
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
         """Split by KV cache what a layer hands to its attention function."""
@@ -84,9 +84,9 @@ class TreePlan:
     """The attention masks of one pass, made once and shared by all layers.
 
     Args:
-        segment: the new tokens and their KV cache, which is as before the pass.
-        positions: `[1, nodes]` the segment's, on its device.
-        visible: bool `[1, nodes, drafted]` the segment's, on its device.
+        segment: the new tokens, and their KV cache in its state before the pass.
+        positions: `[1, nodes]` positions of the segment, on the device of the pass.
+        visible: bool `[1, nodes, drafted]` of the segment, on the device of the pass.
         dtype: dtype of the additive mask.
 
     Attributes:
@@ -114,11 +114,11 @@ class TreePlan:
         return self._masks[key]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
-        """What a layer hands to its attention function as one part: there is one KV cache."""
+        """What a layer hands to its attention function, as a single part, since there is one KV cache."""
         return [AttentionPart(query, key, value, self)]
 
     def full_mask(self) -> Tensor:
-        """Additive mask `[batch, 1, nodes, rows]`, never None, for modules that add it to their scores themselves."""
+        """Additive mask `[batch, 1, nodes, rows]`, never None, for layers that add it to their scores themselves."""
         mask = self.mask(1)
         if mask is not None:
             return mask
@@ -138,7 +138,7 @@ class TreePlan:
         return mask.repeat(1, groups, 1)[:, None]
 
     def _is_all_visible(self) -> bool:
-        """Whether every node sees all drafted rows, which only a single node can: none sees nodes after itself."""
+        """Whether every node sees all drafted rows. Only a single node can, since none sees nodes after itself."""
         return self._segment.nodes == 1 and bool(self._segment.visible.all())
 
     def key_positions(self) -> Tensor:
@@ -162,23 +162,23 @@ def attend(
     sliding_window: int | None = CONFIGURED,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **others: object,
+    **other_arguments: object,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls: `[batch, heads, nodes, width]` to `[batch, nodes, heads, ...]`.
 
     Args:
-        softcap: scores are bounded by it, as softcap * tanh(score / softcap) (Gemma 2).
-        s_aux: `[heads]` attention sinks: the score of one more row, which has no value (gpt-oss).
+        softcap: bound of the scores, as softcap * tanh(score / softcap) (Gemma 2).
+        s_aux: `[heads]` attention sinks: scores of one more row, which has no value (gpt-oss).
 
     Raises:
-        NoTreeError: there is no `tree_plan`: the call is not part of a tree pass, or the layer did not pass it on.
+        NoTreeError: there is no `tree_plan`, since the call is not part of a tree pass or the layer did not pass it on.
         ModelError: the layer adds something to its scores that a tree pass does not reproduce.
     """
     if tree_plan is None:
         raise NoTreeError(
             "this model is in a pass of drafttree's; call it when the text that another thread generates has ended"
         )
-    arguments = {"attention_mask": attention_mask, **others}
+    arguments = {"attention_mask": attention_mask, **other_arguments}
     if foreign_features := [feature for name, feature in FOREIGN_SCORES.items() if arguments.get(name) is not None]:
         raise ModelError(f"{type(module).__name__} layers with {foreign_features[0]} cannot be verified in a tree")
     span = span_of(module, sliding_window)
@@ -189,13 +189,13 @@ def attend(
 
 
 def _attend(
-    part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
+    attention_part: AttentionPart, span: Span, scaling: float | None, softcap: float | None, s_aux: Tensor | None
 ) -> Tensor:
     """Attention over one KV cache, `[batch, nodes, heads, width]`."""
-    query, key, value, plan = part
-    groups = part.groups
+    query, key, value, plan = attention_part
+    groups = attention_part.groups
     nodes = query.shape[2]
-    stacked_query = part.stacked_query
+    stacked_query = attention_part.stacked_query
     mask = plan.mask(groups, span)
     blocks = plan.blocks
     if softcap is not None or s_aux is not None:

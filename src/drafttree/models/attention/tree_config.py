@@ -1,8 +1,8 @@
-"""Configs under which layers attend to trees, which stand in for a module's own while a pass runs.
+"""Stand-ins for a module's configs, under which its layers attend to trees while a pass runs.
 
-Layers of transformers find their attention function by a name in their config, an object that other models may share:
-those made from it, and the user's. So nothing is written to it. A pass gives the layers of its module another object,
-which has all that the config has, and our name for that one.
+Layers of transformers find their attention function by a name in their config. Other models may share the config, so
+nothing is written to it. A pass gives the layers of its module another object instead. It has all attributes of the
+config, but our attention function's name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,20 @@ def configured_parts(module: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def attending_to_trees(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Let the parts of a module attend to trees while the block runs.
+def attending_to_trees(submodules: Sequence[nn.Module]) -> Iterator[None]:
+    """Context manager: let the layers of a module attend to trees.
 
     Args:
-        parts: `configured_parts` of the module.
+        submodules: `configured_parts` of the module.
     """
-    configs = [vars(submodule)["config"] for submodule in parts]
+    configs = [vars(submodule)["config"] for submodule in submodules]
     views = {id(config): _tree_view(config) for config in configs}
-    for submodule, config in zip(parts, configs, strict=True):
+    for submodule, config in zip(submodules, configs, strict=True):
         vars(submodule)["config"] = views[id(config)]
     try:
         yield
     finally:
-        for submodule, config in zip(parts, configs, strict=True):
+        for submodule, config in zip(submodules, configs, strict=True):
             vars(submodule)["config"] = config
 
 
@@ -61,5 +61,5 @@ def _tree_view(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 @lru_cache(maxsize=64)
-def _view_class(kind: type[PreTrainedConfig]) -> Any:
-    return type(kind.__name__, (_TreeView, kind), {})
+def _view_class(config_class: type[PreTrainedConfig]) -> Any:
+    return type(config_class.__name__, (_TreeView, config_class), {})

@@ -13,18 +13,18 @@ class Prefixes(NamedTuple):
     """Where the queries and the committed rows of each request are.
 
     Attributes:
-        starts: int32 `[requests + 1]`: the first query of each request, and after the last request the end of its own.
-        lengths: int32 `[requests]`: committed rows, at least 1. For an empty sequence torch's kernel writes past the
-            end of what it returns (Dao-AILab/flash-attention#2573).
-        firsts: int32 `[requests + 1]`: the first committed row of each request, whose rows are consecutive; the last
-            number is not read.
-        most_queries: an upper bound of the queries of one request.
+        query_starts: int32 `[requests + 1]`: index of each request's first query, then the number of all queries.
+        row_counts: int32 `[requests]`: number of each request's committed rows, at least 1. For an empty sequence
+            torch's kernel writes past the end of what it returns (Dao-AILab/flash-attention#2573).
+        row_starts: int32 `[requests + 1]`: index of each request's first committed row, after which the others follow.
+            The last number is not read.
+        max_queries: upper bound of the queries of one request.
     """
 
-    starts: Tensor
-    lengths: Tensor
-    firsts: Tensor
-    most_queries: int
+    query_starts: Tensor
+    row_counts: Tensor
+    row_starts: Tensor
+    max_queries: int
 
 
 class VarlenAttention(Protocol):
@@ -65,29 +65,32 @@ def attend_densely(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor,
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = query.transpose(0, 1).to(dtype) @ keys.to(dtype).transpose(1, 2) * scale
     scores = scores.masked_fill(~visible, torch.finfo(dtype).min)
-    values = values.to(dtype).nan_to_num()  # a hidden row has weight zero, and zero times NaN is NaN
+    values = values.to(dtype).nan_to_num()  # a row that is not visible has weight zero, and zero times NaN is NaN
     return (scores.softmax(-1) @ values).transpose(0, 1), scores.logsumexp(-1)
 
 
 @torch.inference_mode()
 def find_varlen_attention(
-    like: Tensor, heads: int, width: int, kernel: Callable[..., Any] = torch.ops.aten._flash_attention_forward
+    reference_tensor: Tensor,
+    heads: int,
+    width: int,
+    kernel: Callable[..., Any] = torch.ops.aten._flash_attention_forward,
 ) -> VarlenAttention | None:
     """Torch's kernel if a trial on few rows gives the results of dense attention, else None.
 
     The kernel needs bfloat16 or float16 and an NVIDIA GPU of compute capability 8.0 or later. Sequences that do not end
-    where the next one begins need `seqused_k`, which `torch.nn.attention.varlen` passes on from torch 2.13 on only, so
+    where the next one begins need `seqused_k`. Before torch 2.13, `torch.nn.attention.varlen` does not pass it on, so
     the operator itself is called.
 
     Args:
-        like: a tensor of the rows' dtype, on their device.
+        reference_tensor: a tensor of the rows' dtype, on their device.
         heads: number of key heads.
         width: width of keys and values.
         kernel: a function with the signature of torch's `_flash_attention_forward`.
     """
     attend = partial(_attend, kernel)
     try:
-        return attend if _is_right(attend, like, heads, width) else None
+        return attend if _is_right(attend, reference_tensor, heads, width) else None
     except (RuntimeError, TypeError, ValueError):
         return None
 
@@ -95,45 +98,47 @@ def find_varlen_attention(
 def _attend(
     kernel: Callable[..., Any], query: Tensor, keys: Tensor, values: Tensor, prefixes: Prefixes, scale: float
 ) -> tuple[Tensor, Tensor]:
-    starts, lengths, firsts, most_queries = prefixes
+    query_starts, row_counts, row_starts, max_queries = prefixes
     out, lse, *_ = kernel(
         query,
         keys.transpose(0, 1),
         values.transpose(0, 1),
-        starts,
-        firsts,
-        most_queries,
+        query_starts,
+        row_starts,
+        max_queries,
         keys.shape[1],
         dropout_p=0.0,
         is_causal=False,
         return_debug_mask=False,
         scale=scale,
-        seqused_k=lengths,
+        seqused_k=row_counts,
     )
     return out, lse
 
 
-def _is_right(attend: VarlenAttention, like: Tensor, heads: int, width: int) -> bool:
+def _is_right(attend: VarlenAttention, reference_tensor: Tensor, heads: int, width: int) -> bool:
     """Whether three requests, whose rows are in no order, get the results of dense attention."""
-    queries = (5, 1, 30)
-    lengths = (300, 1, 512)
-    firsts = (612, 400, 50)
+    query_counts = (5, 1, 30)
+    row_counts = (300, 1, 512)
+    row_starts = (612, 400, 50)
     rows = 1000
-    inputs = _random_inputs(like, sum(queries), heads, rows, width)
-    to_int = partial(torch.tensor, dtype=torch.int32, device=like.device)
-    prefixes = Prefixes(to_int((0, 5, 6, 36)), to_int(lengths), to_int((*firsts, 0)), max(queries))
-    visible = torch.zeros(sum(queries), rows, dtype=torch.bool)
-    for request_mask, first_row, length in zip(visible.split(queries), firsts, lengths, strict=True):
-        request_mask[:, first_row : first_row + length] = True
+    inputs = _random_inputs(reference_tensor, sum(query_counts), heads, rows, width)
+    to_int = partial(torch.tensor, dtype=torch.int32, device=reference_tensor.device)
+    prefixes = Prefixes(to_int((0, 5, 6, 36)), to_int(row_counts), to_int((*row_starts, 0)), max(query_counts))
+    visible = torch.zeros(sum(query_counts), rows, dtype=torch.bool)
+    for request_mask, start, count in zip(visible.split(query_counts), row_starts, row_counts, strict=True):
+        request_mask[:, start : start + count] = True
     results = attend(*inputs, prefixes, width**-0.5)
-    references = attend_densely(*inputs, visible.to(like.device), width**-0.5)
-    return _largest_error(results, references) <= 8 * torch.finfo(like.dtype).eps
+    references = attend_densely(*inputs, visible.to(reference_tensor.device), width**-0.5)
+    return _largest_error(results, references) <= 8 * torch.finfo(reference_tensor.dtype).eps
 
 
-def _random_inputs(like: Tensor, queries: int, heads: int, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _random_inputs(
+    reference_tensor: Tensor, queries: int, heads: int, rows: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random inputs of a `VarlenAttention`, of the dtype and device of a tensor: query, keys and values."""
-    generator = torch.Generator(like.device).manual_seed(0)
-    draw = partial(torch.randn, generator=generator, dtype=like.dtype, device=like.device)
+    generator = torch.Generator(reference_tensor.device).manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=reference_tensor.dtype, device=reference_tensor.device)
     query = draw(queries, heads, width)
     keys, values = draw(2, heads, rows, width)
     return query, keys, values

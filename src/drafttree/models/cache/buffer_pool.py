@@ -1,10 +1,8 @@
 """Buffers of KV caches that outlive their text, with the passes that were recorded on them."""
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ RecordedPass = Callable[[], tuple[Tensor, ...]]
 """Runs a pass on fixed memory; its outputs are `[1, bucket, ...]`."""
 
 Recorder = Callable[[RecordedPass], RecordedPass | None]
-"""Records a pass; the result repeats the pass, and is None if it cannot be recorded."""
+"""Records a pass, and returns a function that repeats it; None if the pass cannot be recorded."""
 
 MIN_CAPACITY = 512
 """Rows of the smallest buffer; larger ones have a power of two."""
@@ -32,8 +30,8 @@ class PooledBuffers:
 
     Attributes:
         buffers: as of `TreeCache.buffers`.
-        start: index of their first row in the allocation of a `RangePool`; 0 for buffers of their own.
-        passes: recorded passes by sizes and variant, with the memory that they read.
+        start: index of their first row in the allocation of a `RangePool`; 0 in a `BufferPool`.
+        passes: by sizes and variant, the recorded passes with the memory that they read.
     """
 
     buffers: list[Tensor]
@@ -58,7 +56,7 @@ class BufferPool:
         self._layout = layout
         self._free: list[PooledBuffers] = []
 
-    def take(self, capacity: int, like: Tensor) -> PooledBuffers:
+    def take(self, capacity: int, reference_tensor: Tensor) -> PooledBuffers:
         """Buffers of this capacity, of the dtype and device of a tensor, all zero; new ones if none are free.
 
         They are zero since attention multiplies the values of masked rows by zero, and NaN would stay NaN.
@@ -67,18 +65,18 @@ class BufferPool:
             (candidate for candidate in reversed(self._free) if candidate.buffers[0].shape[-2] == capacity), None
         )
         if pooled is None:
-            return self._make(capacity, like)
+            return self._make(capacity, reference_tensor)
         self._free.remove(pooled)
         pooled.clear()
         return pooled
 
     def give(self, pooled: PooledBuffers) -> None:
-        """Take buffers back. Nothing runs on the device, since a cache may be collected while a pass is recorded."""
+        """Give buffers back. Nothing runs on the device, since a cache may be collected while a pass is recorded."""
         self._free.append(pooled)
         del self._free[:-POOL_SIZE]
 
-    def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
-        return PooledBuffers(zero_buffers(self._layout, capacity, like))
+    def _make(self, capacity: int, reference_tensor: Tensor) -> PooledBuffers:
+        return PooledBuffers(zero_buffers(self._layout, capacity, reference_tensor))
 
 
 class RangePool(BufferPool):
@@ -105,31 +103,35 @@ class RangePool(BufferPool):
         """Number of rows of the allocation."""
         return self.buffers[0].shape[-2] if self.buffers else 0
 
-    def reserve(self, rows: int, like: Tensor) -> None:
-        """Make room for so many rows, of the dtype and device of a tensor."""
+    def reserve(self, rows: int, reference_tensor: Tensor) -> None:
+        """Make room for this many rows, of the dtype and device of a tensor."""
         if rows > self.rows:
-            self._move(rows, like)
+            self._move(rows, reference_tensor)
 
-    def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
+    def _make(self, capacity: int, reference_tensor: Tensor) -> PooledBuffers:
         start = self._find(capacity)
         if start + capacity > self.rows:
-            self._move(max(2 * self.rows, start + capacity), like)
+            self._move(max(2 * self.rows, start + capacity), reference_tensor)
         pooled = PooledBuffers(self._views(start, capacity), start)
         pooled.clear()
         self._ranges.add(pooled)
         return pooled
 
     def _find(self, capacity: int) -> int:
-        """The first row of the first gap between ranges that is large enough; the gap after the last has no end."""
+        """The first row of the first gap between ranges that is large enough, or the row after the last range."""
         taken_ranges = sorted((pooled.start, pooled.start + pooled.buffers[0].shape[-2]) for pooled in self._ranges)
-        bounds = [(0, PADDING_ROW + 1), *taken_ranges, (math.inf, 0)]
-        return next(end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity)
+        gap_start = PADDING_ROW + 1
+        for start, end in taken_ranges:
+            if start - gap_start >= capacity:
+                break
+            gap_start = end
+        return gap_start
 
-    def _move(self, rows: int, like: Tensor) -> None:
-        """Move all ranges to a new allocation of so many rows."""
+    def _move(self, rows: int, reference_tensor: Tensor) -> None:
+        """Move all ranges to a new allocation of this many rows."""
         old_buffers = self.buffers
         self.passes.clear()
-        self.buffers = zero_buffers(self._layout, rows, like)
+        self.buffers = zero_buffers(self._layout, rows, reference_tensor)
         for buffer, old_buffer in zip(self.buffers, old_buffers, strict=False):
             buffer[..., : old_buffer.shape[-2], :] = old_buffer
         for pooled in self._ranges:
@@ -145,7 +147,7 @@ class PooledCache(TreeCache):
 
     Attributes:
         pool: the pool where its buffers come from and go to.
-        pooled: set with the first pass, and whenever the cache grows.
+        pooled: its buffers; set by the first pass, and again when the cache grows.
     """
 
     pooled: PooledBuffers
@@ -154,9 +156,9 @@ class PooledCache(TreeCache):
         super().__init__(layout, capacity)
         self.pool = pool
 
-    def _allocate(self, like: Tensor) -> list[Tensor]:
+    def _allocate(self, reference_tensor: Tensor) -> list[Tensor]:
         self.capacity = max(MIN_CAPACITY, 1 << (self.capacity - 1).bit_length())
-        self.pooled = self.pool.take(self.capacity, like)
-        # a cache that is collected gives its buffers back; at exit there is nobody to give them to
+        self.pooled = self.pool.take(self.capacity, reference_tensor)
+        # a collected cache gives its buffers back, but not at exit, when the pool may be gone
         weakref.finalize(self, self.pool.give, self.pooled).atexit = False
         return self.pooled.buffers

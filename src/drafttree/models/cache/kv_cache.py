@@ -3,7 +3,7 @@
 One buffer `[slots, 1, heads, capacity, width]` for all keys and values of one shape. The first `length` rows are
 committed and every token may attend to them; the `drafted` rows after them belong to the tree of this round. `commit`
 moves the accepted rows into place with one gather, so an accepted token is never forwarded a second time. With a
-`LossyWindow` committed rows that no later token attends to are dropped, and rows stand before their positions.
+`LossyWindow`, committed rows that no later token attends to are dropped, so a row's index is below its position.
 """
 
 import math
@@ -28,7 +28,7 @@ if os.name == "posix":
 
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 LEAST_MAPPED = 1 << 20
-"""Bytes from which on a buffer has memory pages of its own."""
+"""Buffers of at least this many bytes have memory pages of their own."""
 
 
 class LayerShape(NamedTuple):
@@ -53,7 +53,7 @@ class CacheLayout:
     one buffer. Layers of two widths (Gemma 4) or keys wider than values (MLA) need two.
 
     Args:
-        shapes: by layer index, the shapes of those layers that have keys and values of their own.
+        shapes: by layer index, the shape of each layer that has its own keys and values.
 
     Attributes:
         slots: by layer index, the slots of its keys and its values.
@@ -79,7 +79,7 @@ class CacheLayout:
 
 
 def _take(counts: dict[tuple[int, int], int], heads: int, width: int) -> Slot:
-    """Take the next free slot of the buffer for this shape; `counts` are the slots in use by shape."""
+    """Take the next free slot of the buffer for a shape. `counts` has the number of slots in use by shape."""
     index = counts.get((heads, width), 0)
     counts[heads, width] = index + 1
     return Slot(list(counts).index((heads, width)), index)
@@ -89,7 +89,7 @@ class TreeCache(Cache):
     """A KV cache of transformers for one sequence, whose newest rows form a tree.
 
     Args:
-        layout: layout of keys and values. A backend has one, so rows of the same layout are of the same weights.
+        layout: layout of keys and values. Each backend has its own, so rows of one layout are of the same weights.
         capacity: rows there is room for at first.
 
     Attributes:
@@ -120,7 +120,7 @@ class TreeCache(Cache):
         self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[1, heads, nodes, width]`; views of all its keys and values so far."""
+        """Store a layer's new rows `[1, heads, nodes, width]`, and return views of all its keys and values."""
         start = self.length + self.drafted
         end = start + key_states.shape[-2]
         self.reserve(key_states, end - start)
@@ -134,7 +134,7 @@ class TreeCache(Cache):
 
         Args:
             like: a tensor of the cache's dtype and device.
-            nodes: tokens about to be scored.
+            nodes: number of tokens that the pass scores.
         """
         rows = self.length + self.drafted + nodes
         if self._buffers and rows <= self.capacity:
@@ -150,7 +150,7 @@ class TreeCache(Cache):
         """Views by layer of all keys and values `[1, heads, rows, width]` and of the new ones `[nodes, heads, width]`.
 
         Args:
-            nodes: tokens about to be scored, for which `reserve` has made room.
+            nodes: number of tokens that the pass scores, for which `reserve` has made room.
         """
         start = self.length + self.drafted
         stored_rows = []
@@ -174,7 +174,7 @@ class TreeCache(Cache):
         return self._buffers
 
     def grow(self, positions: Array) -> None:
-        """Count the rows of a finished pass as drafted; `positions` are theirs, int64 `[nodes]`."""
+        """Count the rows of a finished pass, at these positions (int64 `[nodes]`), as drafted."""
         self.positions = np.concatenate((self.positions, positions)) if self.drafted else positions
         self.drafted += len(positions)
 
@@ -230,7 +230,7 @@ class TreeCache(Cache):
 
         Args:
             layer: index of the layer.
-            like: a tensor of the dtype and device that a cache without memory is to get.
+            like: a tensor of the dtype and device for the buffers of a cache that has none yet.
         """
         self.reserve(like, 0)
         keys, values = (self._buffers[slot.buffer][slot.place] for slot in self.layout.slots[layer])
@@ -238,7 +238,7 @@ class TreeCache(Cache):
 
     @in_inference_mode
     def copy_rows(self, rows: int) -> "TreeCache":
-        """A cache with copies of the first committed rows, at most so many, and room for no others.
+        """A cache with copies of the first `rows` committed rows, or of all if there are fewer, and no further room.
 
         It is empty if there are recurrent layers, whose states are those after the whole text, or a window, which may
         have dropped rows.
@@ -253,18 +253,18 @@ class TreeCache(Cache):
     def can_copy_from(self, source: "TreeCache") -> bool:
         """Whether committed rows of another cache can be used in this one.
 
-        They cannot if its layout, and so its weights, or its LongRoPE frequencies are others, nor if either cache has
-        states of recurrent layers or a window, since rows are not all there is then.
+        They cannot if its layout (and so its weights) or its LongRoPE frequencies differ. They cannot either if one of
+        the caches has a window or states of recurrent layers, since its rows are then not all it has.
         """
         same_keys = source.layout is self.layout and source.long_rope == self.long_rope
         return same_keys and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
 
     @in_inference_mode
     def copy_from(self, source: "TreeCache", rows: int) -> int:
-        """Commit the first rows of another cache to this empty one, at most so many.
+        """Copy the first `rows` committed rows of another cache, or all if there are fewer, to this empty one.
 
         Returns:
-            How many were committed; 0 if they cannot be used in this cache.
+            The number of copied rows; 0 if they cannot be used in this cache.
         """
         rows = min(rows, source.length)
         if not self.can_copy_from(source) or rows <= 0:
@@ -297,23 +297,23 @@ class TreeCache(Cache):
         """Memory of the buffers and of the states of recurrent layers, in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers) + self.recurrent.nbytes
 
-    def _allocate(self, like: Tensor) -> list[Tensor]:
+    def _allocate(self, reference_tensor: Tensor) -> list[Tensor]:
         """Buffers of zeros of the cache's capacity."""
-        return zero_buffers(self.layout, self.capacity, like)
+        return zero_buffers(self.layout, self.capacity, reference_tensor)
 
 
-def zero_buffers(layout: CacheLayout, rows: int, like: Tensor) -> list[Tensor]:
-    """Buffers of zeros for so many rows, of the dtype and device of a tensor."""
-    return [_zeros((slots, 1, heads, rows, width), like) for heads, width, slots in layout.buffers]
+def zero_buffers(layout: CacheLayout, rows: int, reference_tensor: Tensor) -> list[Tensor]:
+    """Buffers of zeros for this many rows, of the dtype and device of a tensor."""
+    return [_zeros((slots, 1, heads, rows, width), reference_tensor) for heads, width, slots in layout.buffers]
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that on a CPU take memory only where they are written: many texts end, or wait, far below their limit."""
-    size = math.prod(shape) * like.element_size()
-    if like.device.type != "cpu" or size < LEAST_MAPPED or os.name != "posix":
-        return like.new_zeros(shape)
-    pages = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # torch's zeros are written
-    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
+def _zeros(shape: tuple[int, ...], reference_tensor: Tensor) -> Tensor:
+    """Zeros that on a CPU take memory only once they are written, since many texts end far below their limit."""
+    size = math.prod(shape) * reference_tensor.element_size()
+    if reference_tensor.device.type != "cpu" or size < LEAST_MAPPED or os.name != "posix":
+        return reference_tensor.new_zeros(shape)
+    pages = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # torch would write its zeros, and so take the memory
+    return torch.frombuffer(pages, dtype=reference_tensor.dtype).view(shape)
 
 
 def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

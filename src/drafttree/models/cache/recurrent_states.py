@@ -1,4 +1,4 @@
-"""The states of recurrent layers, which they keep of a text in place of keys and values."""
+"""The states of recurrent layers, which take the place of keys and values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class LayerStates:
 
     Attributes:
         committed: after the last committed token, `[1, ...]`; empty before the first.
-        drafted: after every drafted node, `[drafted, ...]`; after a pass that only reads, after its last token alone.
+        drafted: after every drafted node, `[drafted, ...]`; a pass that only reads keeps those after its last token.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class LayerStates:
 class StatePool:
     """The states of one recurrent layer in a pass over trees.
 
-    The states from before the pass come first, text by text, the committed one before the drafted ones. Those of new
-    nodes follow in the order in which they are appended.
+    First come the states from before the pass, text by text: the committed state, then the drafted ones. The states of
+    new nodes follow in the order in which they are appended.
 
     Args:
         texts: the layer's states of each text.
@@ -65,8 +65,10 @@ class StatePool:
             self._used = start + len(state)
             self._states[key][start : self._used] = state
 
-    def _grown(self, known: Tensor) -> Tensor:
-        return torch.cat((known, known.new_empty(self._size - len(known), *known.shape[1:])))
+    def _grown(self, known_states: Tensor) -> Tensor:
+        """Append room for the states of new nodes."""
+        room = known_states.new_empty(self._size - len(known_states), *known_states.shape[1:])
+        return torch.cat((known_states, room))
 
 
 class RecurrentStates:
@@ -77,7 +79,7 @@ class RecurrentStates:
 
     Attributes:
         layers: their states by name.
-        is_reading: whether all tokens of the pass will be committed, so that layers keep only the last one's states.
+        is_reading: whether all tokens of the pass will be committed. Then layers keep the last token's states only.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -95,7 +97,7 @@ class RecurrentStates:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context manager for a pass all of whose tokens will be committed, and for that commit; sets `is_reading`."""
+        """Context manager: set `is_reading` for a pass whose tokens will all be committed, and for that commit."""
         self.is_reading = True
         try:
             yield
@@ -103,7 +105,7 @@ class RecurrentStates:
             self.is_reading = False
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Make the states after the last of these drafted rows the committed ones, and drop all drafted ones."""
+        """Commit the states after the last of these drafted rows, and drop all drafted states."""
         for states in self.layers.values():
             if rows:
                 row = -1 if self.is_reading else rows[-1]

@@ -1,7 +1,7 @@
 """The backend that runs decoders of the known families on fused layers, with fewer operations and less Python.
 
-A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
-dozen Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
+The time of a pass over a small model is mostly overhead: a transformers layer runs some thirty operations under a dozen
+Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
 the module's own: its parameters become views of them, and the module keeps working.
 `drafttree.models.backend_choice.choose_backend` compares the two before it prefers this one.
 """
@@ -29,15 +29,15 @@ class FusedBackend:
     """Runs fused layers. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        module: a model of which `why_not_fused` says nothing, or a draft head that describes itself.
+        module: a model for which `why_not_fused` returns None, or a draft head that describes itself.
 
     Attributes:
         layout: layout of its KV caches.
-        spans: how far back layers attend, each value once.
-        groups: query heads that share a key head, in the first layer.
+        spans: the different spans of the layers.
+        groups: number of query heads that share a key head in the first layer.
         hidden: width of the states that a draft head reads; 0 for a model.
         has_long_rope: whether rotary embeddings have other frequencies beyond their original context.
-        is_uniform: whether all layers have heads of one shape, and keys and values of their own.
+        is_uniform: whether the heads of all layers have one shape, and no layers share keys and values.
         empty: an empty tensor of the model's dtype, on its device.
     """
 
@@ -114,17 +114,17 @@ class FusedBackend:
             segment.cache.grow(segment.positions)
         return self.outputs_of(segments, x, hidden_states)
 
-    def outputs_of(self, segments: Sequence[Segment], x: Tensor, hidden: tuple[Tensor, ...]) -> list[Output]:
-        """The outputs of a pass by segment, given what `run_layers` returns."""
+    def outputs_of(self, segments: Sequence[Segment], x: Tensor, hidden_states: tuple[Tensor, ...]) -> list[Output]:
+        """The output of each segment, made from the states that `run_layers` returns."""
         states_by_segment = zip(split(x, [segment.nodes for segment in segments]), segments, strict=True)
         wanted_states = [segment.wanted_of(segment_states) for segment_states, segment in states_by_segment]
         logits = split(self.logits(join(wanted_states)), [states.shape[1] for states in wanted_states])
-        return [*map(Output, logits, split_layers(segments, hidden))]
+        return [*map(Output, logits, split_layers(segments, hidden_states))]
 
     def run_layers(
         self, inputs: PassInputs, hidden_layers: tuple[int, ...], long_rope: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run the layers; the states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`.
+        """Run the layers; the states `[1, nodes, hidden]` after the last norm, and those of each of `hidden_layers`.
 
         Args:
             inputs: the inputs of the pass.
@@ -166,7 +166,7 @@ class FusedBackend:
 
 
 class _FusedEntry:
-    """The beginning of a draft head on fused weights."""
+    """The beginning of a draft head (`Entry`), with fused weights."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -176,7 +176,7 @@ class _FusedEntry:
         self._projection = None if entry.projection is None else fuse(entry.projection)
 
     def __call__(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The first residual stream, and what the first layer's attention reads in its place; None for the stream."""
+        """The first residual stream, and the input of the first layer's attention; None if that reads the stream."""
         normed_states = self._state_norm(states)
         normed_inputs = [self._token_norm(embedded), normed_states]
         joined_inputs = torch.cat(normed_inputs[::-1] if self._entry.states_first else normed_inputs, -1)
@@ -186,7 +186,7 @@ class _FusedEntry:
 
 
 def _computed(inputs: LayerInputs | None, tokens: Tensor, x: Tensor) -> Tensor | None:
-    """What layers read beside the residual stream, computed by the module; `x` is the first residual stream."""
+    """Let the module compute what layers read beside the residual stream; `x` is the first residual stream."""
     if inputs is None:
         return None
     decoder = inputs.decoder

@@ -1,4 +1,4 @@
-"""A decoder layer of any known family in few operations, on the weights of the modules that it stands in for."""
+"""A decoder layer of any known family in few operations, on the weights of the modules that it replaces."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,11 +41,11 @@ class FusedLayer:
     """One decoder layer.
 
     Args:
-        block: what it computes.
-        index: its place among the layers.
+        block: description of the layer.
+        index: index of the layer.
 
     Attributes:
-        kind: what it shares with other layers.
+        kind: kind of the layer; all layers of a kind share a `PassContext`.
     """
 
     def __init__(self, block: Block, index: int) -> None:
@@ -66,16 +66,18 @@ class FusedLayer:
         self._scalar = block.scalar
         self._inputs = _FusedInputs(block.inputs, index) if block.inputs else None
 
-    def forward(self, x: Tensor, context: PassContext, rows: Any, read: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: PassContext, rows: Any, attention_input: Tensor | None = None) -> Tensor:
         """The residual stream `[nodes, hidden]` after the layer.
 
         Args:
-            x: the residual stream.
-            context: what layers of its kind share.
-            rows: its entry of `PassInputs.rows`.
-            read: what its attention reads, None for the residual stream after the norm before attention.
+            x: the residual stream before the layer.
+            context: values that all layers of this kind share.
+            rows: the layer's entry of `PassInputs.rows`.
+            attention_input: input of attention, None for the residual stream after the norm before attention.
         """
-        attention_out = self._attention(self._before_attention(x) if read is None else read, context, rows)
+        if attention_input is None:
+            attention_input = self._before_attention(x)
+        attention_out = self._attention(attention_input, context, rows)
         residual = self._add(x, self._out, attention_out, self._after_attention)
         residual = self._feed(residual, x if self._parallel else residual)
         if self._inputs and context.layer_inputs is not None:
@@ -87,14 +89,14 @@ class FusedLayer:
         assert self._mlp
         return self._mlp.activation
 
-    def _feed(self, x: Tensor, read: Tensor) -> Tensor:
-        """The residual stream after the MLP, which reads `read`, and the experts."""
+    def _feed(self, x: Tensor, mlp_input: Tensor) -> Tensor:
+        """The residual stream after the MLP, which reads `mlp_input`, and the experts."""
         if self._experts is None:
-            return self._add(x, self._down, self._inner(self._before_mlp(read)), self._after_mlp)
+            return self._add(x, self._down, self._inner(self._before_mlp(mlp_input)), self._after_mlp)
         experts_out = self._experts(x)
         if self._mlp is None:
             return x + experts_out
-        mlp_out = self._experts.after_mlp(self._down(self._inner(self._before_mlp(read))))
+        mlp_out = self._experts.after_mlp(self._down(self._inner(self._before_mlp(mlp_input))))
         ffn_out = mlp_out + experts_out
         return x + (self._after_mlp(ffn_out) if self._after_mlp else ffn_out)
 
@@ -125,22 +127,22 @@ class _FusedAttention:
         self._head_norm = _head_norm(attention) if attention.query_norm else None
         self._value_norm = norm_call(attention.value_norm) if attention.value_norm else None
 
-    def __call__(self, read: Tensor, context: PassContext, rows: Any) -> Tensor:
+    def __call__(self, attention_input: Tensor, context: PassContext, rows: Any) -> Tensor:
         """The result of attention, `[nodes, query heads * width]`."""
         attention = self._attention
         if attention.interleaved:
-            query, key, value = self._qkv(read).unflatten(1, (-1, 3, attention.width)).unbind(2)
+            query, key, value = self._qkv(attention_input).unflatten(1, (-1, 3, attention.width)).unbind(2)
             context.rotate(query)
             context.rotate(key)
             return context.attention.attend(query, key, value, rows, attention.scale)
-        heads = self._qkv(read).unflatten(1, (-1, attention.width))
+        heads = self._qkv(attention_input).unflatten(1, (-1, attention.width))
         rotated_heads = heads[:, : self._rotated]
         value = heads[:, -attention.key_heads :]
-        if self._value_norm:  # before a key that is the value too is turned in place
+        if self._value_norm:  # first, since a key may be the value too, and is rotated in place
             value = self._value_norm(value)
         if self._head_norm:
             rotated_heads = self._head_norm(rotated_heads)
-        if attention.turns:
+        if attention.is_rotated:
             context.rotate(rotated_heads)
         query, key = rotated_heads[:, : self._query_heads], rotated_heads[:, self._query_heads :]
         if not attention.projected:
@@ -149,7 +151,7 @@ class _FusedAttention:
 
 
 class _FusedExperts:
-    """A mixture of experts as its module routes and runs them."""
+    """A mixture of experts; the module itself routes tokens and runs the experts."""
 
     def __init__(self, experts: Experts) -> None:
         self._mix = experts.mix
@@ -187,7 +189,7 @@ def _head_norm(attention: Attention) -> NormCall:
     """The norm of a tensor of all query heads and, after them, all key heads."""
     query = norm_call(attention.query_norm)
     query_heads = attention.query_heads
-    if attention.key_norm is None:  # of a layer that shares keys
+    if attention.key_norm is None:  # a layer that shares keys has none
         return query
     key = norm_call(attention.key_norm)
     if len(attention.query_norm.weight) != attention.width:

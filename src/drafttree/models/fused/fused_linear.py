@@ -34,7 +34,7 @@ class FusedLinear:
 
 
 class FusedInt8Linear:
-    """As `FusedLinear`, of layers with weights of eight bits."""
+    """`FusedLinear` for layers with weights of eight bits."""
 
     def __init__(self, *layers: Int8Linear) -> None:
         self._bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
@@ -66,31 +66,33 @@ def multiplies_bfloat16_fast(device: torch.device) -> bool:
     return device.type != "cpu" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def _join(parts: list[Any]) -> Tensor:
-    """Stack parameters along their first dimension, and make each a view of its part.
+def _join(parameters: list[Any]) -> Tensor:
+    """Stack parameters along their first dimension, and make each a view of the result.
 
-    The result is row-major or column-major as they are. Parameters that were joined before, for another backend of the
-    same module, are not copied again.
+    The result is row-major or column-major as the parameters are. Parameters that were joined before, for another
+    backend of the same module, are not copied again.
     """
-    if len(parts) == 1:
-        return parts[0]
-    if _are_joined(parts):
-        return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
-    is_input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
-    with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
-        tensors = [parameter.data for parameter in parts]
+    if len(parameters) == 1:
+        return parameters[0]
+    if _are_joined(parameters):
+        return parameters[0].data.as_strided(
+            (sum(map(len, parameters)), *parameters[0].shape[1:]), parameters[0].stride()
+        )
+    is_input_major = parameters[0].ndim == 2 and not parameters[0].is_contiguous()
+    with torch.inference_mode(parameters[0].is_inference()):  # parameters made in inference mode stay usable only in it
+        tensors = [parameter.data for parameter in parameters]
         fused_parameter = torch.cat([*map(torch.t, tensors)], 1).t() if is_input_major else torch.cat(tensors)
-        for parameter, view in zip(parts, fused_parameter.split([*map(len, parts)]), strict=True):
+        for parameter, view in zip(parameters, fused_parameter.split([*map(len, parameters)]), strict=True):
             parameter.data = view
     return fused_parameter
 
 
-def _are_joined(parts: list[Tensor]) -> bool:
+def _are_joined(parameters: list[Tensor]) -> bool:
     """Whether parameters are consecutive rows of one tensor."""
-    first_parameter = parts[0]
-    address = parts[0].data_ptr()
-    for parameter in parts:
+    first_parameter = parameters[0]
+    address = parameters[0].data_ptr()
+    for parameter in parameters:
         if (parameter.data_ptr(), parameter.stride()) != (address, first_parameter.stride()):
             return False
         address += len(parameter) * first_parameter.stride(0) * first_parameter.element_size()
-    return len({parameter.untyped_storage().data_ptr() for parameter in parts}) == 1
+    return len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1

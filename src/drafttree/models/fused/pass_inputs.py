@@ -32,7 +32,7 @@ class PassAttention(Protocol):
         ...
 
     def read(self, query: Tensor, rows: Any, scale: float) -> Tensor:
-        """Attend as `attend` does, to rows in which another layer has stored the new keys and values."""
+        """Attend as `attend` does, but to rows in which another layer has already stored the new keys and values."""
         ...
 
 
@@ -40,9 +40,9 @@ class LayerRows(NamedTuple):
     """Views of the rows of one layer.
 
     Attributes:
-        stored: by segment all keys and all values, each `[1, key heads, rows, width]`.
-        new: the rows where the nodes' keys and values are written, each `[nodes, key heads, width]`: the keys by
-            segment, then the values by segment.
+        stored: by segment, all keys and all values, each `[1, key heads, rows, width]`.
+        new: the rows to which the nodes' keys and values are written, each `[nodes, key heads, width]`. The keys of all
+            segments come first, then their values.
     """
 
     stored: Sequence[tuple[Tensor, Tensor]]
@@ -87,7 +87,7 @@ class RowAttention(NamedTuple):
     visible: list[Visibility]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: LayerRows, scale: float) -> Tensor:
-        sizes = self.sizes  # a lone pass has no time for lists
+        sizes = self.sizes  # a pass over one request makes no lists, since they take time
         new_rows = (key, value) if len(sizes) == 1 else (*split(key, sizes, 0), *split(value, sizes, 0))
         # one call for all segments: most have a single row
         torch._foreach_copy_(rows.new, new_rows)  # pyright: ignore[reportPrivateImportUsage]
@@ -111,8 +111,7 @@ class PassInputs(NamedTuple):
         positions: `[1, nodes]`.
         hidden: `[1, nodes, hidden]` states that a draft head reads; empty for a model.
         rows: by layer, the rows in the form that its attention takes.
-        attention: makes the attention of layers, given how far back they attend and how many query heads share a key
-            head.
+        attention: makes the attention of layers from their span and the number of query heads that share a key head.
     """
 
     tokens: Tensor
@@ -122,28 +121,28 @@ class PassInputs(NamedTuple):
     attention: Callable[[Span, int], PassAttention]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], hidden: Tensor) -> "PassInputs":
-        """The inputs of segments on the rows that their caches have.
+    def of(cls, segments: Sequence[Segment], hidden_states: Tensor) -> "PassInputs":
+        """The inputs of a pass over segments, each with attention to the rows of its own KV cache.
 
         Args:
-            segments: the segments.
-            hidden: the states a head reads, or an empty tensor; it has the model's dtype and device in any case.
+            segments: the parts of the pass.
+            hidden_states: the states that a draft head reads; for a model an empty tensor of its dtype, on its device.
         """
-        for segment in segments:  # making room for one may move the rows of all
-            segment.cache.reserve(hidden, segment.nodes)
+        for segment in segments:  # making room for one segment may move the rows of all
+            segment.cache.reserve(hidden_states, segment.nodes)
         sizes = [segment.nodes for segment in segments]
-        tensors = PassTensors.of(segments, hidden.device)
-        plan_arguments = zip(segments, tensors.own_positions, tensors.visible, strict=True)
-        plans = [TreePlan(*arguments, hidden.dtype) for arguments in plan_arguments]
+        tensors = PassTensors.of(segments, hidden_states.device)
+        plan_arguments = zip(segments, tensors.segment_positions, tensors.visible, strict=True)
+        plans = [TreePlan(*arguments, hidden_states.dtype) for arguments in plan_arguments]
 
         def attention(span: Span, groups: int) -> RowAttention:
             return RowAttention(sizes, [Visibility(plan.mask(groups, span), span, plan.blocks) for plan in plans])
 
-        return cls(tensors.tokens, tensors.positions, hidden, _rows(segments, sizes), attention)
+        return cls(tensors.tokens, tensors.positions, hidden_states, _rows(segments, sizes), attention)
 
 
 def _rows(segments: Sequence[Segment], sizes: Sequence[int]) -> list[LayerRows]:
-    """The rows of every layer."""
+    """The rows of every layer, for segments of these numbers of nodes."""
     layers = []
     for segment_rows in zip(
         *(segment.cache.pass_rows(size) for segment, size in zip(segments, sizes, strict=True)), strict=True

@@ -10,8 +10,9 @@ SMALLEST_TABLE = 1024
 class RotaryAngles:
     """Cosines and sines of a rotary embedding, by position.
 
-    On a CPU they are looked up in a table, which grows with the positions asked for: three operations a pass instead of
-    ten. On other devices every pass computes them, since the memory that a recorded pass reads must not move.
+    On a CPU they are looked up in a table, which grows with the positions asked for. That takes three operations in a
+    pass instead of ten. On other devices every pass computes them, since a recorded pass reads memory that must not
+    move.
 
     Args:
         frequencies: `[pairs]`.

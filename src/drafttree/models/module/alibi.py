@@ -1,8 +1,8 @@
 """ALiBi: a bias of each score that grows with the distance between two tokens (Press et al. 2022).
 
-A bias per row of the KV cache is enough, since a number added to all scores of a query changes nothing. The modules
-number rows by their order, but in a tree rows of several branches follow each other, so biases are picked by the
-positions of rows instead.
+A number that is added to all scores of a query changes nothing, so one bias per row of the KV cache is enough. Modules
+take a row's bias from its index. But in a tree several rows have the same position, so here it is taken from the
+position.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ def has_alibi(config: Any) -> bool:
 
 @contextmanager
 def biases_by_position(decoder: Any, positions: Tensor) -> Iterator[None]:
-    """Context manager: passes add to each row of the KV cache the bias of its position, given as `[rows]`."""
+    """Context manager: each row of the KV cache gets the bias of its position; `positions` are `[rows]`."""
     model_type = decoder.config.model_type
     builder = getattr(decoder, BUILDERS[model_type])
     rows = positions - positions.min()
     length = int(rows.max()) + 1
     builders = {
-        "bloom": lambda mask, heads, **named: builder(mask.new_ones(1, length), heads, **named)[..., rows],
-        "mpt": lambda heads, _, **named: builder(heads, length, **named)[..., rows],
+        "bloom": lambda mask, heads, **kwargs: builder(mask.new_ones(1, length), heads, **kwargs)[..., rows],
+        "mpt": lambda heads, _, **kwargs: builder(heads, length, **kwargs)[..., rows],
     }
     setattr(decoder, BUILDERS[model_type], builders[model_type])
     try:

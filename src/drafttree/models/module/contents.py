@@ -1,4 +1,4 @@
-"""What a module holds: all values, tensors, containers and objects that can be reached from it."""
+"""All values, tensors, containers and objects that can be reached from a module."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -22,22 +22,22 @@ from drafttree.models.module.unseen_state import (
 
 
 class Contents:
-    """What a module holds, found by a walk that visits each object once, in a fixed order.
+    """What a module holds, found by a walk that visits each object once and in a fixed order.
 
     Args:
         module: the module.
 
     Attributes:
-        facts: for each value on the way its type, then what tells it from others of this type: a plain value itself,
-            the length of a container, the names of an object's attributes, the `forward` and hooks of a module, the
-            index of an object that was visited before, or the id of one whose inside is not compared. Two walks with
-            equal facts differ in their tensors at most.
-        tensors: the tensors in the order of their visits, without those that every pass overwrites. A released weight
-            is represented by its `Release`.
-        dicts: the dicts, among them those of attributes and of hooks.
+        facts: the type of each visited value, followed by a fact that tells it from others of this type. That is a
+            plain value itself, a container's length, the names of an object's attributes, or a module's `forward` and
+            hooks. For an object that was visited before, it is the index of that visit; for one whose contents are not
+            compared, its id. If the facts of two walks are equal, only their tensors can differ.
+        tensors: the tensors in the order of their visits, without those that every pass overwrites. The `Release` of a
+            released weight stands for it.
+        dicts: the dicts, including those of attributes and of hooks.
         collections: the lists and sets.
         owners: the modules and other objects whose attributes are compared.
-        foreign: the classes of owners that are from outside of known libraries; their attributes are compared too.
+        foreign_types: classes of owners from outside of known libraries; their attributes are compared too.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -46,17 +46,17 @@ class Contents:
         self.dicts: list[dict] = [torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks]
         self.collections: list[Iterable] = []
         self.owners: list[object] = []
-        self.foreign: list[type] = []
+        self.foreign_types: list[type] = []
         self._overwritten_ids = set[int]()
         self._walk(module)
         submodules = [owner for owner in self.owners if isinstance(owner, nn.Module)]
         self._module_classes: list[Any] = [*{type(submodule) for submodule in submodules}]
 
     def members(self) -> list[object]:
-        """All that the visited objects hold now, their classes, and the `forward` functions of the modules' classes."""
+        """The current contents and classes of the visited objects, and the `forward` of every module class."""
         dicts = [*filter(None, self.dicts)]
         classes = map(type, self.owners)
-        class_members = (vars(cls).values() for cls in self.foreign)
+        class_members = (vars(cls).values() for cls in self.foreign_types)
         forwards = (cls.forward for cls in self._module_classes)
         members = chain(*map(dict.values, dicts), *dicts, *self.collections, classes, *class_members, forwards)
         return list(map(stand_in, members))
@@ -82,10 +82,10 @@ class Contents:
                 facts.append(id(value))
 
     def _visit(self, value: Any) -> tuple[list[object], Iterable[object]] | None:
-        """Add an object to the list of its kind.
+        """Visit an object: add it to the list of its kind.
 
         Returns:
-            The facts about it, and its members, of which the last is visited next. None if it is compared by identity.
+            Facts about the object, and its members; None if it is compared by identity only.
         """
         match value:
             case Tensor():
@@ -115,8 +115,8 @@ class Contents:
         self.owners.append(owner)
         self.dicts.append(vars(owner))
         for cls in foreign_classes(owner):
-            if cls not in self.foreign:
-                self.foreign.append(cls)
+            if cls not in self.foreign_types:
+                self.foreign_types.append(cls)
                 members += [attribute for attribute in vars(cls).values() if not is_code_of_class(attribute)]
         if isinstance(owner, nn.Module):
             facts.append([*map(id, (type(owner).forward, *own_hooks(owner)))])

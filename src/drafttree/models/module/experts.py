@@ -1,7 +1,7 @@
 """Mixtures of experts, which under `exact_text` compute every token alone.
 
-An expert's product has a row for each token of the pass that is routed to it, and products with other numbers of rows
-may add up in another order. These numbers depend on the tokens, so a trial on a few tokens does not show it.
+An expert's product has one row for each token that is routed to it. With other numbers of rows it may add up in another
+order. These numbers depend on the tokens, so a trial on a few tokens does not show it.
 """
 
 import inspect
@@ -22,7 +22,7 @@ BY_TOKEN = (
     ("hidden_states", "router_indices", "routing_weights"),
     ("hidden_states", "router_logits"),
 )
-"""Parameters of experts of transformers whose arguments have a row for each token."""
+"""Parameters of transformers' experts whose arguments have one row for each token."""
 BY_EXPERT = ("inputs", "expert_size")
 """Parameters of JetMoe's experts: rows sorted by expert, and the number of rows of each expert."""
 DENSE = {"Llama4TextExperts", "FbgemmFp8Llama4TextExperts"}
@@ -46,12 +46,12 @@ def unknown_experts(module: PreTrainedModel) -> str | None:
     return None
 
 
-def _may_route(name: str, part: nn.Module) -> bool:
-    """Whether a submodule looks like experts, by the name of its class or since it is a list or a stack of them."""
-    is_list = isinstance(part, nn.ModuleList | nn.ModuleDict) and "expert" in name.rpartition(".")[2]
-    is_stack = any(weight is not None and weight.ndim == 3 for weight in part._parameters.values())
-    is_foreign = not type(part).__module__.startswith(("torch.", "transformers."))
-    return CLASS in type(part).__name__ or is_list or (is_stack and is_foreign)
+def _may_route(name: str, submodule: nn.Module) -> bool:
+    """Whether a submodule looks like experts: by the name of its class, or as a list or a stack of experts."""
+    is_list = isinstance(submodule, nn.ModuleList | nn.ModuleDict) and "expert" in name.rpartition(".")[2]
+    is_stack = any(weight is not None and weight.ndim == 3 for weight in submodule._parameters.values())
+    is_foreign = not type(submodule).__module__.startswith(("torch.", "transformers."))
+    return CLASS in type(submodule).__name__ or is_list or (is_stack and is_foreign)
 
 
 @contextmanager
@@ -73,11 +73,11 @@ def token_by_token(experts: Sequence[nn.Module], padding: int = 0) -> Iterator[N
         yield
 
 
-def _parameters(part: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters of a module of experts; empty for other modules."""
-    if CLASS not in type(part).__name__:
+def _parameters(submodule: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters of an experts module's `forward`; empty for other modules."""
+    if CLASS not in type(submodule).__name__:
         return ()
-    return tuple(inspect.signature(type(part).forward).parameters)[1:]
+    return tuple(inspect.signature(type(submodule).forward).parameters)[1:]
 
 
 def _by_token(forward: Callable[..., Tensor], padding: int) -> Callable[..., Tensor]:
@@ -85,7 +85,7 @@ def _by_token(forward: Callable[..., Tensor], padding: int) -> Callable[..., Ten
         rows = [tensor.reshape(-1, 1, tensor.shape[-1]) for tensor in (states, *routing)]
         outputs = []
         for token in range(len(rows[0]) - padding):
-            # copies, since where a row begins in memory may decide how it is added up
+            # copies, since a row's address may decide the order of its sums
             token_rows = [tensor[token].clone() for tensor in rows]
             outputs.append(forward(*token_rows).reshape(1, -1))
         return nn.functional.pad(torch.cat(outputs), (0, 0, 0, padding)).reshape(states.shape)

@@ -1,19 +1,19 @@
 """A fingerprint of a module, which tells whether a backend made for it and rows of earlier texts are still valid.
 
-Fused layers bypass the module's own `forward` and compute with copies of weights and tables of rotary angles, and rows
-of earlier texts were computed by the module as it was then. So a module is compared with its fingerprint whenever a
-text begins (`SelectedBackend`). The fingerprint differs after
+Fused layers bypass the module's own `forward`, and compute with copies of weights and tables of rotary angles. Rows of
+earlier texts were computed by the module as it was then. So a module is compared with its fingerprint whenever a text
+begins (`SelectedBackend`). The fingerprint differs after
 
 - a hook was added or removed, on any submodule or globally, and after a module or its class got another `forward`;
 - a submodule was replaced or got another class (adapters, parametrizations);
-- any value that decides a text was changed, wherever a module holds it: numbers, strings and tensors as attributes, in
-  lists, sets and dicts, in its config, and in objects and modules that it holds as plain attributes. This includes
-  adapters that are switched, scaled or disabled;
+- a value that decides a text was changed: a number, string or tensor. It may be an attribute, or be in a list, set or
+  dict, in the config, or in an object or module that is a plain attribute. This includes adapters that are switched,
+  scaled or disabled;
 - a parameter was replaced; any tensor was moved or assigned by `.data =`, which changes its address;
 - a tensor was edited in place (`load_state_dict`, an optimiser, any operation under `torch.no_grad`), which raises its
   version; tensors made in inference mode have none;
-- an edit that raises no version (`weight.data.mul_(2)`, any edit of a tensor made in inference mode) changed an entry
-  that is compared: at least one in each row and column of a matrix, and all of a vector.
+- an edit that raises no version changed an entry that is compared (`weight.data.mul_(2)`, any edit of a tensor made in
+  inference mode). At least one entry in each row and column of a matrix is compared, and all of a vector.
 
 It does not notice
 
@@ -40,7 +40,7 @@ from drafttree.models.module.released import Release
 from drafttree.models.module.unseen_state import unseen_state
 
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer types by size in bytes, as which entries are compared, so that NaN equals itself."""
+"""Integer types by size in bytes. Entries are compared as these integers, so that NaN equals itself."""
 
 
 class Fingerprint:
@@ -50,12 +50,11 @@ class Fingerprint:
     released again if possible. `docs/performance.md` says what a comparison costs.
 
     Args:
-        module: the module to compare with later. The memory of its tensors is kept, so that no other tensor gets their
-            address.
+        module: the module to compare later. The fingerprint keeps the memory of its tensors, so that no other tensor
+            gets their address.
 
     Attributes:
-        unseen: a hook, function or attribute of the module that may have a state which is not compared, None if there
-            is none.
+        unseen: a hook, function or attribute of the module that may have a state which is not compared, None for none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -63,10 +62,10 @@ class Fingerprint:
         self._contents = Contents(module)
         self._released = [tensor for tensor in self._contents.tensors if isinstance(tensor, Release)]
         tensors = [tensor for tensor in self._contents.tensors if isinstance(tensor, Tensor)]
-        self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
-        self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
+        self._plain_tensors = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
+        self._versioned_tensors = [tensor for tensor in self._plain_tensors if version(tensor) is not None]
         views = defaultdict[Any, list[Tensor]](list)
-        for tensor in filter(_is_readable, self._plain):
+        for tensor in filter(_is_readable, self._plain_tensors):
             integer_type = SAME_SIZE[tensor.itemsize]
             views[tensor.device, integer_type] += [view.view(integer_type) for view in samples(tensor)]
         self._views = [*views.values()]
@@ -91,34 +90,37 @@ class Fingerprint:
         vars(self).update(vars(fingerprint))
         return True
 
-    def _equals(self, now: "Fingerprint") -> bool:
-        """Whether all that was replaced equals what it was before; the tensors of `self` must be unchanged."""
-        before, after = self._contents.tensors, now._contents.tensors
-        if len(before) != len(after) or self._contents.facts != now._contents.facts:
+    def _equals(self, current: "Fingerprint") -> bool:
+        """Whether replaced objects equal those before them. The tensors of `self` must be unchanged."""
+        old_tensors, new_tensors = self._contents.tensors, current._contents.tensors
+        if len(old_tensors) != len(new_tensors) or self._contents.facts != current._contents.facts:
             return False
-        return all(map(_is_same, before, after))
+        return all(map(_is_same, old_tensors, new_tensors))
 
     def _read_state(self) -> tuple[list[int], list[int]]:
-        """Addresses and versions of the tensors that have them."""
-        return list(map(Tensor.data_ptr, self._plain)), list(map(operator.attrgetter("_version"), self._versioned))
+        """The addresses of plain tensors, and the versions of those that have one."""
+        addresses = list(map(Tensor.data_ptr, self._plain_tensors))
+        versions = list(map(operator.attrgetter("_version"), self._versioned_tensors))
+        return addresses, versions
 
     def _read_entries(self) -> list[Tensor]:
         """The samples of all tensors, concatenated by device and size of an entry."""
         return [torch.cat(list(map(torch.flatten, views))) for views in self._views]
 
 
-def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:
-    """Whether a tensor is the same as before; other tensors than parameters may be replaced by equal ones."""
-    if old is new:
+def _is_same(old_tensor: Tensor | Release, new_tensor: Tensor | Release) -> bool:
+    """Whether a tensor is the same as before. A tensor that is no parameter may be replaced by an equal one."""
+    if old_tensor is new_tensor:
         return True
-    if isinstance(old, Release):
-        return old.is_of(new)
-    if isinstance(new, Release):
+    if isinstance(old_tensor, Release):
+        return old_tensor.is_of(new_tensor)
+    if isinstance(new_tensor, Release):
         return False
-    if isinstance(old, nn.Parameter) or not (is_plain(old) and is_plain(new)):
+    if isinstance(old_tensor, nn.Parameter) or not (is_plain(old_tensor) and is_plain(new_tensor)):
         return False
-    same_layout = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-    return same_layout and _is_readable(old) and torch.equal(old, new)
+    old_layout = old_tensor.shape, old_tensor.dtype, old_tensor.device
+    new_layout = new_tensor.shape, new_tensor.dtype, new_tensor.device
+    return old_layout == new_layout and _is_readable(old_tensor) and torch.equal(old_tensor, new_tensor)
 
 
 def _is_readable(tensor: Tensor) -> bool:
@@ -133,9 +135,9 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int | None:
-    """The number of in-place edits of a tensor, None if torch does not count them, as of tensors of inference mode.
+    """The number of in-place edits of a tensor. None if torch does not count them: for tensors made in inference mode.
 
-    `is_inference` does not tell which, since assigning `.data` resets it but not the counter.
+    `is_inference` does not tell which tensors those are, since assigning `.data` resets it but not the counter.
     """
     try:
         return tensor._version
@@ -162,7 +164,7 @@ def samples(weight: Tensor) -> list[Tensor]:
 
 
 def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
-    """The matrix shape of a tensor that is nearest to a square, so that few samples cover its rows and columns."""
+    """The matrix shape of a tensor that is nearest to a square: there few samples cover all rows and columns."""
     cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
     return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
 
@@ -179,8 +181,8 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         select: makes a backend for the module.
 
     Attributes:
-        backend: the backend of the module as it was at the last `refresh`.
-        unseen: as of `Fingerprint`, at the last `refresh`.
+        backend: the backend for the module's state at the last `refresh`.
+        unseen: `Fingerprint.unseen` at the last `refresh`.
     """
 
     def __init__(self, module: ModuleT, select: Callable[[ModuleT], BackendT]) -> None:
@@ -189,14 +191,14 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         self._make()
 
     def refresh(self) -> bool:
-        """Select a backend again if the module has changed since the last time; whether it had.
+        """Select a backend again if the module has changed, and return whether it has.
 
         Raises:
             ModelError: no backend serves the module any more.
         """
         if hasattr(self, "backend") and self._fingerprint.matches():
             return False
-        for name in ("backend", "_fingerprint"):  # both hold weights, which go before new ones are made
+        for name in ("backend", "_fingerprint"):  # both hold weights, which are freed before new ones are made
             vars(self).pop(name, None)
         self._make()
         return True

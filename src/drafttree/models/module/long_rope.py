@@ -1,7 +1,7 @@
 """LongRoPE: rotary embeddings with two sets of frequencies, the long ones for texts beyond the original context.
 
-A pass uses the long ones if any of its positions lies beyond it (Ding et al. 2024, as transformers implements it). Then
-the keys of the whole text have to be computed anew. Only the Phi models do that, so other models are used up to the
+A pass uses the long frequencies if one of its positions is beyond that context (Ding et al. 2024, as in transformers).
+Then all keys of the text have to be computed anew. Only the Phi models do that, so other models are used up to the
 original context.
 """
 
@@ -19,7 +19,7 @@ RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
 
 
 def rope_switch(module: PreTrainedModel) -> int | None:
-    """The position from which a module computes all keys of a text with its long frequencies, None if it never does."""
+    """The position from which a module uses the long frequencies for all keys of a text, None if it never does."""
     original_length = original_context(module.config.get_text_config())
     return original_length if module.config.model_type in RECOMPUTING else None
 
@@ -48,18 +48,18 @@ def long_frequencies_of(rotary: Any) -> Tensor | None:
     inv_freq = rotary.inv_freq
     seq_len = (original_context(rotary.config) or 0) + 1
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, inv_freq.device, seq_len=seq_len)
-    return frequencies.to(inv_freq.dtype)  # the module copies them into its own
+    return frequencies.to(inv_freq.dtype)  # as in the module's own buffer, to which it copies them
 
 
 def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
-    """The frequencies `[pairs]` of a rotary embedding; of LongRoPE the short ones.
+    """The frequencies `[pairs]` of a rotary embedding; for LongRoPE, the short ones.
 
     Args:
         rotary: the embedding.
         layer_type: type of the layers, for an embedding that has frequencies for several (Gemma 3).
     """
     if getattr(rotary, "rope_type", None) == "longrope":
-        return rotary.original_inv_freq  # inv_freq are those of the latest pass
+        return rotary.original_inv_freq  # inv_freq has those of the latest pass
     attribute_name = f"{layer_type}_inv_freq"
     return getattr(rotary, attribute_name if hasattr(rotary, attribute_name) else "inv_freq")
 
@@ -72,13 +72,13 @@ def ropes(config: Any) -> list[dict]:
 
 @contextmanager
 def long_frequencies(module: PreTrainedModel, switch: int) -> Iterator[None]:
-    """Context manager: passes use the long frequencies, since a position beyond the original context is added."""
+    """Context manager: passes use the long frequencies. A hook adds a position beyond the original context."""
 
-    def add(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
-        x, *arguments = given
-        positions = arguments[0] if arguments else named["position_ids"]
+    def add(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        x, *arguments = args
+        positions = arguments[0] if arguments else kwargs["position_ids"]
         long_position = torch.full_like(positions[..., :1], switch)
-        return (x,), {**named, "position_ids": torch.cat((positions, long_position), -1)}
+        return (x,), {**kwargs, "position_ids": torch.cat((positions, long_position), -1)}
 
     def drop(_: nn.Module, __: tuple, angles: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(angle[..., :-1, :] for angle in angles)

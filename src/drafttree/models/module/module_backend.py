@@ -33,7 +33,8 @@ from drafttree.models.segment import Output, Segment, forward_in_groups, split, 
 class ModuleBackend:
     """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
-    During a pass its layers call our attention function. Families whose layers call none are given the tree as a mask.
+    During a pass its layers call our attention function. Families whose layers call no such function get the tree as a
+    mask.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -73,24 +74,27 @@ class ModuleBackend:
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         if len(segments) <= 1 or self._shared_cache is None:
             return [output for segment in segments for output in self._run([segment], hidden_layers)]
-        run = partial(self._run, hidden_layers=hidden_layers, kind=self._shared_cache)
+        run = partial(self._run, hidden_layers=hidden_layers, cache_class=self._shared_cache)
         return forward_in_groups(segments, _group_of, run)
 
     @cached_property
     def _shared_cache(self) -> type[SharedCache] | None:
-        """The cheapest cache with which a shared pass gave the right logits when tried, None if neither did."""
+        """The cheapest cache with which a trial of a shared pass gave the right logits, None if there is none."""
         if self._takes_mask:
             return None
         for cache_class in (SharedCache, JoinedCache):
-            if shares_alike(self, self._module, partial(self._run, kind=cache_class)):
+            if shares_alike(self, self._module, partial(self._run, cache_class=cache_class)):
                 return cache_class
         return None
 
     def _run(
-        self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
+        self,
+        segments: Sequence[Segment],
+        hidden_layers: tuple[int, ...] = (),
+        cache_class: type[SharedCache] = SharedCache,
     ) -> list[Output]:
         """A pass over segments of one group."""
-        inputs = ModuleInputs.of(segments, self._dtype, self.device, kind)
+        inputs = ModuleInputs.of(segments, self._dtype, self.device, cache_class)
         scored_nodes: list[int] = []
         start = 0
         for segment in segments:
@@ -112,12 +116,12 @@ class ModuleBackend:
         return [*map(Output, logits, split_layers(segments, output.hidden))]
 
     def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
-        """Run the module; the output has the logits of the nodes in `scored`."""
+        """Run the module. The output has the logits of the nodes in `scored`."""
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
         mask_arguments = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
-            # indices of nodes, since for the number 1 some models (Gemma 4) leave out nodes
+            # indices, not their number: if it is 1, some models (Gemma 4) leave out nodes
             out = self._module(
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
@@ -128,11 +132,11 @@ class ModuleBackend:
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
-    def _stepping(self, segments: Sequence[Segment], given: Cache) -> AbstractContextManager[None]:
-        """Context manager: recurrent layers run along the trees; `given` is the cache that the module hands them."""
+    def _stepping(self, segments: Sequence[Segment], module_cache: Cache) -> AbstractContextManager[None]:
+        """Context manager: recurrent layers, which the module hands `module_cache`, run along the trees."""
         texts = [segment.cache.recurrent for segment in segments]
         steps = None if texts[0].is_reading else TreeSteps(segments, self.device)
-        return stepping(self._recurrent, given, texts, steps)
+        return stepping(self._recurrent, module_cache, texts, steps)
 
     @contextmanager
     def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
@@ -150,8 +154,8 @@ class ModuleBackend:
                 lambda _, __, output: states.__setitem__(layer, output.last_hidden_state)
             )
 
-        def note(_: nn.Module, given: tuple, named: dict) -> None:
-            states[layer] = given[0] if given else named["hidden_states"]
+        def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            states[layer] = args[0] if args else kwargs["hidden_states"]
 
         return _blocks(decoder, self._layers)[layer].register_forward_pre_hook(note, with_kwargs=True)
 
@@ -171,7 +175,7 @@ def layout_of(module: PreTrainedModel) -> CacheLayout:
 
 
 def _group_of(segment: Segment) -> Hashable:
-    """Segments may share a pass if this is equal: those that recurrent layers only read run alone."""
+    """A key that is equal for segments that may share a pass; texts that recurrent layers only read run alone."""
     cache = segment.cache
     return cache.long_rope, cache.recurrent.is_reading and id(cache)
 

@@ -31,8 +31,8 @@ def check_module(module: PreTrainedModel) -> None:
     """Refuse a module that cannot compute logits.
 
     Raises:
-        ModelError: the module has no head, weights without values, weights on several devices, layers whose output for
-            one token depends on the other tokens of a pass, or layers that are not numbered from 0.
+        ModelError: the module has no head, weights without values, or weights on several devices. Or a layer's output
+            for a token depends on the other tokens of a pass, or layers are not numbered from 0.
     """
     name = type(module).__name__
     if module.get_output_embeddings() is None:
@@ -67,22 +67,22 @@ def check_module(module: PreTrainedModel) -> None:
 
 
 def _layer_numbers(module: PreTrainedModel) -> list[int]:
-    """The `layer_idx` of each attention layer, by which it writes to a KV cache; its place where it has none."""
+    """The `layer_idx` of each attention layer, which selects its rows of a KV cache; its index if it has none."""
     blocks = getattr(module.get_decoder(), "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         return []
     return [getattr(getattr(block, "self_attn", None), "layer_idx", index) for index, block in enumerate(blocks)]
 
 
-def _keeps_outliers(part: nn.Module) -> bool:
+def _keeps_outliers(layer: nn.Module) -> bool:
     """Whether a layer multiplies columns with outliers unquantised (LLM.int8, Dettmers et al. 2022).
 
-    Which columns those are depends on all rows of a pass. A probe finds the effect in float32 only, since in bfloat16
-    it is as small as rounding.
+    These columns depend on all rows of a pass. A probe finds the effect in float32 only, since in bfloat16 it is as
+    small as rounding.
     """
-    if not type(part).__module__.startswith("bitsandbytes"):
+    if not type(layer).__module__.startswith("bitsandbytes"):
         return False
-    return bool(getattr(getattr(part, "state", None), "threshold", 0.0))
+    return bool(getattr(getattr(layer, "state", None), "threshold", 0.0))
 
 
 def incompatibility(module: PreTrainedModel) -> str | None:
@@ -96,7 +96,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     known_types = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
     layer_types = set(getattr(config, "layer_types", None) or ())
     foreign_types = ", ".join(sorted(layer_types - known_types))
-    is_stateless = bool(layer_types) and layer_types <= STATELESS_LAYERS  # as some models of Granite 4
+    is_stateless = bool(layer_types) and layer_types <= STATELESS_LAYERS  # some models of Granite 4 are
     if getattr(module, "_is_stateful", False) and not (is_hybrid or is_stateless):
         needs_newer_transformers = _with_convolutions(module) and not hasattr(Cache, "get_conv_state")
         reason = (
@@ -126,14 +126,14 @@ def incompatibility(module: PreTrainedModel) -> str | None:
 
 
 def takes_mask(module: PreTrainedModel) -> bool:
-    """Whether a module is given the tree as an attention mask, since its layers do not call our attention function."""
+    """Whether a module gets the tree as an attention mask, since its layers do not call our attention function."""
     return module.config.model_type in MASKED_FAMILIES or (
         bool(recurrent_layers(module)) and not _knows_attention_functions(module)
     )
 
 
 def _knows_attention_functions(module: PreTrainedModel) -> bool:
-    """Whether layers pass on all arguments to transformers' attention functions, which few hybrids declare."""
+    """Whether layers pass all arguments on to transformers' attention functions; few hybrids declare it."""
     decoder = decoder_of(module)
     is_hybrid = getattr(module, "_is_stateful", False) or bool(recurrent_layers(module))
     return decoder._supports_attention_backend or (is_hybrid and decoder._can_set_attn_implementation())
@@ -162,17 +162,17 @@ def decoder_of(module: PreTrainedModel) -> Any:
 
 
 def input_device(module: PreTrainedModel) -> torch.device:
-    """The device that a module's token ids must be on, whatever device accelerate keeps its weights on."""
+    """The device for a module's token ids. Accelerate may keep the weights on another one."""
     return _execution_device(module.get_input_embeddings()) or module.device
 
 
-def _execution_device(part: nn.Module) -> torch.device | None:
+def _execution_device(submodule: nn.Module) -> torch.device | None:
     """The device on which accelerate runs a submodule, None without accelerate."""
-    device = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
+    device = getattr(getattr(submodule, "_hf_hook", None), "execution_device", None)
     return None if device is None else torch.device(device)
 
 
 def logits_width(module: PreTrainedModel) -> int:
-    """The width of the logits, not read from the head's weight, which may be quantised to another shape."""
+    """The width of the logits. The head's weight does not tell it, since it may be quantised to another shape."""
     width = getattr(module.get_output_embeddings(), "out_features", None)
     return width or module.config.get_text_config().vocab_size

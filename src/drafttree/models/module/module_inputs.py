@@ -1,7 +1,7 @@
 """The inputs of layers of transformers in a pass: tokens, a KV cache, and a plan of which nodes attend to which rows.
 
-In a pass over a single request the layers get all of its rows. In a shared pass the cache that they are given stores
-the rows of each request in its own KV cache, and our attention function finds them there.
+In a pass over a single request, the layers get all of its rows. In a shared pass, the layers' cache stores the new rows
+of each request in the request's own KV cache. There our attention function finds them.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreeP
 from drafttree.models.segment import PassTensors, Segment
 
 CACHE_NAMES = "cache", "past_key_values", "cache_params"
-"""Names of the cache's parameter: from transformers 5.24 on, before that, and in Mamba; other modules use any."""
+"""Names of the cache's parameter: from transformers 5.24 on, before, and in Mamba. Other modules use any of them."""
 
 
 @lru_cache(maxsize=256)
 def cache_name(module: type[nn.Module]) -> str | None:
-    """The name of the KV cache among the parameters of a class's forward, None if it takes none."""
+    """The name of the KV cache's parameter in the forward of a class, None if there is none."""
     parameters = signature(module.forward).parameters
     return next((name for name in CACHE_NAMES if name in parameters), None)
 
@@ -45,17 +45,17 @@ class SegmentCache(Cache):
         super().__init__(layers=[])
         self._cache = segment.cache
         self._positions = positions
-        self.update = segment.cache.update  # not a method around it: every layer calls it
+        self.update = segment.cache.update  # no method around it, since every layer calls it
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Rows in use; given a layer, the offsets by which it counts positions (see `_offsets`)."""
+        """The number of rows in use. For a layer, the offsets by which it counts positions (see `_offsets`)."""
         return self._cache.get_seq_length() if layer_idx is None else _offsets(self._positions)
 
 
 class SharedCache(Cache):
     """Stores the new rows of every segment in its own KV cache, and returns them to the layer unchanged.
 
-    The layer passes them on to its attention function, which by these tensors finds all rows of every segment.
+    The layer passes them on to its attention function, which looks up all rows of every segment by these tensors.
 
     Args:
         segments: the parts of the pass, in order.
@@ -76,10 +76,10 @@ class SharedCache(Cache):
         return key_states, value_states
 
     def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """All keys and values by segment `[1, heads, rows, width]`, given what `update` returned.
+        """By segment, all keys and values `[1, heads, rows, width]`, looked up by the tensors that `update` returned.
 
         Raises:
-            ModelError: the layer has changed what `update` returned before it attends.
+            ModelError: the layer attends with other tensors than `update` returned.
         """
         keys, values, rows = self._rows.get(id(key), (None, None, []))
         if keys is not key or values is not value:
@@ -87,11 +87,11 @@ class SharedCache(Cache):
         return rows
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """Given a layer, the offsets by which it counts positions (see `_offsets`); else 0."""
+        """For a layer, the offsets by which it counts positions (see `_offsets`); else 0."""
         return 0 if layer_idx is None else _offsets(self._positions)
 
     def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Store new rows; by segment all rows of the layer."""
+        """Store new rows, and return all rows of the layer by segment."""
         new_keys = keys.split(self._sizes, 2)
         new_values = values.split(self._sizes, 2)
         rows = []
@@ -107,12 +107,12 @@ class JoinedCache(SharedCache):
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object):
-        """Store a layer's new rows `[1, heads, nodes, width]`; all rows of all segments `[1, heads, rows, width]`."""
+        """Store new rows `[1, heads, nodes, width]`, and return all rows of all segments `[1, heads, rows, width]`."""
         keys, values = zip(*self._store(key_states, value_states, layer_idx), strict=True)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
     def rows_of(self, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """All keys and values by segment, given what a layer made of each row that `update` returned."""
+        """By segment, all keys and values, split from those that a layer made of the rows that `update` returned."""
         counts = [segment.cache.get_seq_length() + segment.nodes for segment in self._segments]
         return [*zip(key.split(counts, 2), value.split(counts, 2), strict=True)]
 
@@ -132,7 +132,7 @@ class SharedPlan:
     ) -> None:
         self._cache = cache
         self._sizes = [segment.nodes for segment in segments]
-        plan_arguments = zip(segments, tensors.own_positions, tensors.visible, strict=True)
+        plan_arguments = zip(segments, tensors.segment_positions, tensors.visible, strict=True)
         self._plans = [TreePlan(*arguments, dtype) for arguments in plan_arguments]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
@@ -147,8 +147,8 @@ class ModuleInputs(NamedTuple):
     Attributes:
         tokens: `[1, nodes]` of all segments.
         positions: `[1, nodes]`.
-        cache: handed to the layers as KV cache.
-        plan: passed on to our attention function as `tree_plan`.
+        cache: the layers' KV cache.
+        plan: the `tree_plan` of our attention function.
     """
 
     tokens: Tensor
@@ -162,15 +162,15 @@ class ModuleInputs(NamedTuple):
         segments: Sequence[Segment],
         dtype: torch.dtype,
         device: torch.device,
-        kind: type[SharedCache] = SharedCache,
+        cache_class: type[SharedCache] = SharedCache,
     ) -> "ModuleInputs":
-        """The inputs of segments, whose layers compute in a dtype on a device.
+        """The inputs of a pass over segments.
 
         Args:
             segments: the parts of the pass.
             dtype: dtype of the additive masks.
             device: the device of the layers' inputs.
-            kind: the class of the cache that several segments share.
+            cache_class: the class of the cache that several segments share.
         """
         tensors = PassTensors.of(segments, device)
         tokens = tensors.tokens
@@ -178,11 +178,11 @@ class ModuleInputs(NamedTuple):
         if len(segments) == 1:
             plan = TreePlan(segments[0], positions, tensors.visible[0], dtype)
             return cls(tokens, positions, SegmentCache(segments[0], positions), plan)
-        shared_cache = kind(segments, positions)
+        shared_cache = cache_class(segments, positions)
         return cls(tokens, positions, shared_cache, SharedPlan(segments, tensors, shared_cache, dtype))
 
 
 def _offsets(positions: Tensor) -> Tensor:
-    """`[nodes]`: what layers that count positions themselves (Llama 4) add to the index of each node."""
+    """`[nodes]`: the numbers that layers which count positions themselves (Llama 4) add to each node's index."""
     node_positions = positions[0]
     return node_positions - torch.arange(len(node_positions), device=node_positions.device)

@@ -11,18 +11,18 @@ from drafttree.models.segment import PassTensors, Segment
 
 
 class MtpEmbedding(nn.Module):
-    """What an MTP layer reads in place of the embeddings of tokens.
+    """Makes the input of an MTP layer from the embeddings of tokens and the target's states.
 
     Args:
         embed_tokens: the target's embedding.
         enorm: norm of embeddings.
         hnorm: norm of states.
-        eh_proj: projects both, side by side, to the width of the layer.
-        states_first: whether states stand before embeddings in the pair.
+        eh_proj: projects the concatenation of both to the width of the layer.
+        states_first: whether states come before embeddings in the concatenation.
 
     Attributes:
-        states: `[1, rows, hidden]` states that the next pass reads. If it is None, the embeddings are read in their
-            place: backends are compared in passes over tokens alone, which so depend on every weight.
+        states: `[1, rows, hidden]` states that the next pass reads. If None, the embeddings are read in their place. So
+            passes over tokens alone, in which backends are compared, depend on every weight.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class MtpEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight that has the layer's dtype and device."""
+        """A weight with the layer's dtype, on its device."""
         return self.eh_proj.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map token ids `[1, rows]` to what the layer reads, `[1, rows, hidden]`."""
+        """Map token ids `[1, rows]` to the layer's input `[1, rows, hidden]`."""
         embeddings = self.embed_tokens(tokens)
         states = embeddings if self.states is None else self.states
         normed_inputs = self.enorm(embeddings), self.hnorm(states)

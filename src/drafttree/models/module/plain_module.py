@@ -19,16 +19,16 @@ CLASSES = (
     "drafttree.drafters.",
     "drafttree.models.",
 )
-"""Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
+"""Packages whose module classes count as plain. Others do not: peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"
 """Module of hooks that transformers leaves behind, which do nothing without `output_hidden_states`."""
 
 
 def why_not_plain(module: nn.Module) -> str | None:
-    """Why a module may do something else than its classes define, None if it cannot.
+    """Why a module may compute something else than its classes define, None if it cannot.
 
-    Reasons are hooks, a replaced forward, classes of layers or weights that are not known, and training mode in layers
-    that act differently then.
+    Reasons are hooks, a replaced forward, unknown classes of layers or weights, and training mode in layers that depend
+    on it.
     """
     if global_hooks():
         return "a hook of all modules is registered"
@@ -63,7 +63,7 @@ def _peculiarity(name: str, layer: nn.Module) -> str | None:
 
 @lru_cache
 def _reads_mode(cls: type[nn.Module]) -> bool:
-    """Whether methods of a class read `training`, as those of dropout do and of linear layers do not."""
+    """Whether methods of a class read `training`, as those of dropout do."""
     return any("training" in code.co_names for code in _codes(cls))
 
 

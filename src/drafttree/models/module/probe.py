@@ -31,9 +31,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
 """The tolerance of dtypes with less precision than float32."""
 ALIGNMENT = 1 << 13
-"""Late positions start at a multiple of this, so that a chunk of chunked attention starts there too."""
+"""Late positions start at a multiple of this number, so that a chunk of chunked attention starts there too."""
 EDGE = 2
-"""Rows before the window of a tree's root, which no node may attend to."""
+"""Rows before the window of a tree's root, to which no node may attend."""
 
 Rows = Sequence[tuple[Tensor, Tensor]]
 """Keys and values `[1, key heads, rows, width]` of each layer."""
@@ -45,7 +45,7 @@ class Probe(NamedTuple):
     Attributes:
         prefix: token ids before the root.
         nodes: token ids of the tree.
-        start: position of the first of `rows`, or without them of the first token.
+        start: position of the first of `rows`; without rows, of the first token.
         long_rope: whether LongRoPE's long frequencies apply.
         rows: rows that the KV cache holds before the prefix.
     """
@@ -80,12 +80,12 @@ def make_probes(module: PreTrainedModel) -> list[Probe]:
 def make_late_probes(module: PreTrainedModel) -> list[Probe]:
     """Probes for backends that rotate keys and attend with their own code, which may go wrong at late positions only.
 
-    The first is at the end of the context, after rows that the module has computed: an angle that is wrong by as much
-    for all tokens shows only beside right rows. The second, for modules with windows, is after as many rows as the
+    The first is at the end of the context, after rows that the module has computed. An error of the angles that is the
+    same for all tokens shows only beside right rows. The second is for modules with windows, after as many rows as the
     largest window has.
 
     Args:
-        module: its layers have keys and values of their own, except that the last ones may share those of others.
+        module: a module whose layers have their own keys and values, except that the last ones may share others'.
     """
     root_position = (context_limit(module) or 0) - len(PARENTS)
     if root_position <= PREFIX:
@@ -114,7 +114,7 @@ def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tens
     """Keys and values of a layer by which a token's result shows which rows it attends to.
 
     All keys are 0, so a token gives the same weight to all rows that it sees. Values are 0 except near the first row of
-    a window, where they are so large that each row changes the result by about the size of an ordinary value.
+    a window. There they are so large that each row changes the result by about the size of an ordinary value.
 
     Args:
         values: `[1, key heads, rows, width]` that the module computed.
@@ -146,14 +146,14 @@ def _is_long(module: PreTrainedModel, position: int) -> bool:
 
 @torch.inference_mode()
 def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = None) -> Tensor:
-    """Logits `[leaves, vocab]` of the untouched module, which reads the path to each leaf as a text.
+    """Logits `[leaves, vocab]` of the untouched module, which reads each path to a leaf as a text.
 
-    The shared beginning of the paths takes one pass, and the rest of each path another, unless `by_token`.
+    One pass reads the shared beginning of the paths, and another the rest of each path, unless `by_token`.
 
     Args:
         module: the module.
         probe: the tree.
-        by_token: whether every token takes a pass of its own; None for `decodes_otherwise`.
+        by_token: whether every token has its own pass; None to let `decodes_otherwise` decide.
     """
     by_token = decodes_otherwise(module) if by_token is None else by_token
     paths = [[probe.nodes[node] for node in _path(leaf)] for leaf in LEAVES]
@@ -168,7 +168,7 @@ def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = No
 
 
 def decodes_otherwise(module: PreTrainedModel) -> bool:
-    """Whether a module may compute a single token in another way than several in a pass.
+    """Whether a module may compute a single token otherwise than several in a pass.
 
     Recurrent layers may decode by another formula, and so may modules with hooks or layers of other libraries.
     """
@@ -176,7 +176,7 @@ def decodes_otherwise(module: PreTrainedModel) -> bool:
 
 
 def _read_by_token(module: PreTrainedModel, probe: Probe, path: list[int]) -> Tensor:
-    """The logits `[vocab]` at the end of a path, each of whose tokens takes a pass."""
+    """Read a path with one pass for each token; the logits `[vocab]` at its end."""
     cache = _held_rows(module, probe)
     logits = torch.empty(0)
     start = probe.start + probe.held
@@ -197,7 +197,7 @@ def _held_rows(module: PreTrainedModel, probe: Probe) -> "_LateCache":
 
 
 def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: int) -> Tensor:
-    """The logits of the last token, or of all tokens if the module cannot leave out the others."""
+    """Run the module; the logits of the last token, or of all if the module cannot leave out the others."""
     logits_option = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
     ids = torch.tensor([tokens], device=input_device(module))
     positions = start + torch.arange(len(tokens), device=ids.device)[None]
@@ -206,7 +206,7 @@ def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: i
 
 
 class _LateCache(DynamicCache):
-    """A cache that counts tokens before its rows, for layers that take positions from its length (Llama 4).
+    """A cache that counts tokens before its first row, for layers that take positions from its length (Llama 4).
 
     Args:
         start: number of tokens before its rows.
@@ -221,7 +221,7 @@ class _LateCache(DynamicCache):
         return self._start + super().get_seq_length(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """The number of rows and the position of the first: without the offset, windows would hide all rows."""
+        """The number of rows and the position of the first; without the offset, windows would hide all rows."""
         rows, first_position = super().get_mask_sizes(query_length, layer_idx)
         return rows, self._start + first_position
 
@@ -248,9 +248,9 @@ def segment_of(backend: Backend, probe: Probe) -> Segment:
 
 @torch.inference_mode()
 def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[Segment]], list[Output]]) -> bool:
-    """Whether one pass over trees after prefixes of different lengths gives the same logits as a pass over each tree.
+    """Whether one pass over trees, after prefixes of different lengths, gives the logits of a pass over each tree.
 
-    It does not for layers that compute over neighbouring tokens, for example.
+    Layers that compute over neighbouring tokens are an example of those that do not.
 
     Args:
         backend: runs a pass over each tree alone.
@@ -279,9 +279,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCE.get(dtype, REDUCED_TOLERANCE)
 
 
-def relative_gap(found: Tensor, own: Tensor) -> float:
-    """The largest difference of logits, relative to the largest of them if that is above 1."""
-    return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
+def relative_gap(logits: Tensor, reference: Tensor) -> float:
+    """The largest difference from reference logits, relative to the largest of these if that exceeds 1."""
+    return float((logits - reference).abs().max()) / max(float(reference.abs().max()), 1.0)
 
 
 def _hold(cache: TreeCache, probe: Probe) -> None:

@@ -1,8 +1,8 @@
 """Recurrent layers (gated delta rule, Mamba, short convolutions) over the nodes of a tree.
 
-Such a layer reads one token after another into a state. In a tree every node's state follows from its parent's, so a
-pass runs the layer level by level: the nodes of a level, of all texts, are a batch of single tokens in the module's own
-decoding step, which is given their parents' states. The states of all drafted nodes are kept until the next commit.
+Such a layer reads one token after another into a state. In a tree, every node's state follows from its parent's. So a
+pass runs the layer level by level. The nodes of a level, of all texts, are a batch of single tokens for the module's
+own decoding step, which gets their parents' states. The states of all drafted nodes are kept until the next commit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,10 @@ FIRST_MAMBA = "x_proj", "x_proj_weight"
 
 
 class StepCache:
-    """The cache that a recurrent layer is given; it has the methods that transformers' recurrent layers call.
+    """The cache that a recurrent layer gets, with the methods that transformers' recurrent layers call.
 
     Args:
-        states: states before the call. The layer replaces them, or changes them in place, by those after it.
+        states: states before the call, which the layer replaces or changes in place.
     """
 
     def __init__(self, states: States) -> None:
@@ -43,7 +43,7 @@ class StepCache:
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
     ) -> Tensor:
-        """Append inputs `[batch, channels, tokens]` of a convolution, and return all inputs that it has to read."""
+        """Append inputs `[batch, channels, tokens]` of a convolution, and return all that it has to read."""
         conv_state = self.get_conv_state(layer_idx, state_idx)
         if conv_state is None:
             kernel = conv_kernel_size or conv_states.shape[-1]
@@ -85,8 +85,8 @@ class TreeSteps:
         device: the device of the layers' inputs.
 
     Attributes:
-        levels: the nodes of all segments, each after its parent.
-        order: `[nodes]` index of each node among those of all levels.
+        levels: the nodes of all segments, by level.
+        order: `[nodes]` index of each node among the nodes in the order of levels.
         rows: by segment, the rows of a `StatePool` with the states of its drafted nodes, the new ones included.
     """
 
@@ -108,10 +108,10 @@ class _Tree(NamedTuple):
     """The tree of a segment's nodes.
 
     Attributes:
-        levels: `[nodes]` the level of each node, from 1 on; from 0 on if the text has no states yet.
+        levels: `[nodes]` the level of each node, at least 1, or 0 if the text has no states yet.
         parents: `[nodes]` index of each node's parent among the drafted rows, -1 for the last committed token.
         committed: number of states of committed tokens, 0 or 1.
-        before: number of states before the pass, drafted ones included.
+        before: number of states before the pass, including those of drafted nodes.
     """
 
     levels: np.ndarray
@@ -133,14 +133,14 @@ def _tree(segment: Segment) -> _Tree:
 
 
 def _pool_rows(trees: Sequence[_Tree], order: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """The rows of a `StatePool` that hold the states of drafted nodes, and of parents.
+    """The rows of a `StatePool` with the states of drafted nodes, and with those of the nodes' parents.
 
     Args:
         trees: the tree of each segment.
-        order: `[nodes]` as of `TreeSteps`, the order in which the pool appends the states of new nodes.
+        order: `TreeSteps.order`, since the pool appends the states of new nodes by level.
 
     Returns:
-        By segment, the rows of its drafted nodes, the new ones included; and `[nodes]` the rows of all parents.
+        By segment, the rows of its drafted nodes, the new ones included; and `[nodes]` the row of each node's parent.
     """
     new_start = sum(tree.before for tree in trees)
     rows = []
@@ -157,7 +157,7 @@ def _pool_rows(trees: Sequence[_Tree], order: np.ndarray) -> tuple[list[np.ndarr
 
 
 def _levels(nodes: Tensor, parents: Tensor, sizes: list[int]) -> list[Level]:
-    """The levels that have nodes, given all nodes and parents in the order of levels, and the node count of each."""
+    """Split nodes and parents, which are in the order of levels, by the number of nodes of each level."""
     levels = []
     for level, (level_nodes, level_parents) in enumerate(zip(nodes.split(sizes), parents.split(sizes), strict=True)):
         if len(level_nodes):
@@ -175,7 +175,7 @@ def stepping(
         layers: the recurrent layers by name.
         cache: the cache that the module hands them.
         texts: the states of the texts of the pass.
-        steps: the trees; None for a pass that reads tokens of a single text, which will all be committed.
+        steps: the trees; None for a pass over tokens of a single text that will all be committed.
     """
     with ExitStack() as undo:
         for name, layer in layers.items():
@@ -194,66 +194,68 @@ class _Runner:
         self._texts = texts
         self._steps = steps
 
-    def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         steps = self._steps
-        named.pop("tree_plan", None)  # layers pass arguments that they do not know on to their kernels
+        kwargs.pop("tree_plan", None)  # layers pass unknown arguments on to their kernels
         if steps is None:
-            return self._read(hidden_states, given, named)
+            return self._read(hidden_states, args, kwargs)
         pool = StatePool(self._texts, hidden_states.shape[1])
         outs = []
         with _Projections(self._layer, hidden_states) as projections:
             for nodes, parents in steps.levels:
                 parent_states = {} if parents is None else pool.take(parents)
-                out, node_states = self._call(projections.begin(nodes), parent_states, given, named)
+                out, node_states = self._call(projections.begin(nodes), parent_states, args, kwargs)
                 outs.append(out[:, 0])
                 pool.append(node_states)
         for states, rows in zip(self._texts, steps.rows, strict=True):
             states.drafted = pool.take(rows)
         return projections.finish(torch.cat(outs)[steps.order][None])
 
-    def _read(self, hidden: Tensor, given: tuple, named: dict[str, Any]) -> Tensor:
-        """The layer's output for the next tokens of a single text; only the states after the last one are kept."""
+    def _read(self, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """The layer's output for the next tokens of a single text. Only the last token's states are kept."""
         (text,) = self._texts
         states = text.copy_committed()
         outs = []
         if not (states and any(hasattr(self._layer, name) for name in FIRST_MAMBA)):
-            out, text.drafted = self._call(hidden, states, given, named)
+            out, text.drafted = self._call(hidden_states, states, args, kwargs)
             return out
-        with _Projections(self._layer, hidden) as projections:
-            for node in torch.arange(hidden.shape[1], device=hidden.device).split(1):
-                out, states = self._call(projections.begin(node), states, given, named)
+        with _Projections(self._layer, hidden_states) as projections:
+            for node in torch.arange(hidden_states.shape[1], device=hidden_states.device).split(1):
+                out, states = self._call(projections.begin(node), states, args, kwargs)
                 outs.append(out)
         text.drafted = states
         return projections.finish(torch.cat(outs, 1))
 
-    def _call(self, hidden: Tensor, states: States, given: tuple, named: dict[str, Any]) -> tuple[Tensor, States]:
-        """The layer's output for tokens `[sequences, tokens, hidden]`, and the states after them."""
+    def _call(
+        self, hidden_states: Tensor, states: States, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, States]:
+        """The layer's output for inputs `[sequences, tokens, hidden]`, and the states after them."""
         cache = StepCache(states)
-        given = tuple(cache if argument is self._cache else argument for argument in given)
-        named = {name: cache if argument is self._cache else argument for name, argument in named.items()}
-        return self._forward(hidden, *given, **named), cache.states
+        args = tuple(cache if argument is self._cache else argument for argument in args)
+        kwargs = {name: cache if argument is self._cache else argument for name, argument in kwargs.items()}
+        return self._forward(hidden_states, *args, **kwargs), cache.states
 
 
 class _Projections:
     """The linear layers at the beginning and end of a recurrent layer, computed for all levels at once.
 
-    They have most of a layer's weights, which every level would read again. While levels run, a projection of the
-    layer's input returns the level's rows of the product with all nodes, and the output projection returns its input.
-    An output projection with hooks, which would notice, runs in every level.
+    They have most of a layer's weights, which every level would read again. So projections of the layer's input are
+    computed once for all nodes, and each level gets its rows of the result. While levels run, the output projection
+    returns its input. If it has hooks, which would notice, it runs in every level instead.
 
     Args:
-        layer: recurrent; its projections are called `in_proj...` and `out_proj` in all of transformers.
-        hidden: its input `[1, nodes, hidden]`.
+        layer: a recurrent layer; its projections are called `in_proj...` and `out_proj` in all of transformers.
+        layer_input: the layer's input `[1, nodes, hidden]`.
     """
 
-    def __init__(self, layer: nn.Module, hidden: Tensor) -> None:
-        self._hidden = hidden
+    def __init__(self, layer: nn.Module, layer_input: Tensor) -> None:
+        self._layer_input = layer_input
         self._undo = ExitStack()
         self._inputs = [projection for name, projection in layer.named_children() if name.startswith("in_proj")]
         output: Any = getattr(layer, "out_proj", None)
         self._output = None if output is None or own_hooks(output) else output
         self._products: dict[nn.Module, Tensor] = {}
-        self._nodes = self._level = hidden
+        self._nodes = self._level = layer_input
 
     def __enter__(self) -> "_Projections":
         for projection in self._inputs:
@@ -270,29 +272,29 @@ class _Projections:
     def begin(self, nodes: Tensor) -> Tensor:
         """Begin a level, and return the layer's input `[nodes, 1, hidden]` for it."""
         self._nodes = nodes
-        self._level = self._hidden[0, nodes, None]
+        self._level = self._layer_input[0, nodes, None]
         return self._level
 
     def finish(self, out: Tensor) -> Tensor:
-        """The layer's output `[1, nodes, hidden]`, given the inputs of its output projection for all levels."""
+        """Apply the output projection to the results of all levels; the layer's output `[1, nodes, hidden]`."""
         return out if self._output is None else self._output(out)
 
-    def _project(self, part: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _project(self, projection: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if x is not self._level:
             return forward(x)
-        if part not in self._products:
-            self._products[part] = forward(self._hidden)[0]
-        return self._products[part][self._nodes, None]
+        if projection not in self._products:
+            self._products[projection] = forward(self._layer_input)[0]
+        return self._products[projection][self._nodes, None]
 
 
 @contextmanager
-def replaced_forward(part: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
+def replaced_forward(submodule: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
     """Context manager: replace the forward of a module."""
-    instance_forward = vars(part).get("forward")
-    part.forward = replacement
+    instance_forward = vars(submodule).get("forward")
+    submodule.forward = replacement
     try:
         yield
     finally:
-        vars(part).pop("forward")
+        vars(submodule).pop("forward")
         if instance_forward is not None:
-            part.forward = instance_forward
+            submodule.forward = instance_forward

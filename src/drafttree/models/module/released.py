@@ -1,10 +1,10 @@
-"""Released weights: a layer's weight that drafttree-native has packed has no values of its own until it is used.
+"""Released weights: once drafttree-native has packed a layer's weight, the layer drops its values until they are used.
 
 A released weight is the parameter that the layer always had, without its values. Its name, shape, dtype and size can
-be read. Before its values are read or edited (by a pass of the module, an adapter, a state dict, `.data`, `deepcopy`,
-`to`, an optimiser), they are unpacked, and the weight is an ordinary parameter again.
+be read. Its values are unpacked before they are read or edited: by a pass of the module, an adapter, a state dict,
+`.data`, `deepcopy`, `to` or an optimiser. Then the weight is an ordinary parameter again.
 
-A weight is released only if nothing else refers to it or to its memory: an edit by such a reference might not go
+A weight is released only if nothing else refers to it or to its memory. An edit through another reference might not go
 through torch, and would be lost.
 """
 
@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-MOST = 2
-"""Times that a weight is given back before it keeps its values: it seems to be in use, and unpacking takes time."""
+MAX_GIVEN_BACK = 2
+"""A weight that was given back this often keeps its values: it seems to be in use, and unpacking takes time."""
 LOOKED_AT = (
     *("shape", "dtype", "device", "ndim", "nbytes", "itemsize", "layout", "requires_grad", "is_leaf", "grad"),
     *("grad_fn", "is_meta", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_quantized", "is_sparse", "is_mkldnn"),
     *("_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
 )
-"""Attributes of tensors that tell neither their values nor the address of these."""
+"""Attributes of tensors that reveal neither the values nor their address."""
 CALLS = (
     *("size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_inference"),
     *("__len__", "__hash__"),
 )
-"""Methods of that kind."""
+"""Methods of tensors that reveal neither."""
 LOOKS = {getattr(Tensor, name).__get__ for name in LOOKED_AT} | {getattr(Tensor, name) for name in CALLS}
 _giving = threading.RLock()
 
@@ -79,9 +79,9 @@ class Release:
         self._name = name
         self._unpack = unpack
         self._holders = holders
-        self._weight = weakref.ref(weight)  # no circle, so that weights go when they are packed anew
+        self._weight = weakref.ref(weight)  # no reference cycle, so that weights are freed when they are packed anew
         self._input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
-        self._is_inference = weight.is_inference()  # made in inference mode, which no edit ends
+        self._is_inference = weight.is_inference()  # stays so, whatever edits it
         self._times = 0
         self._hide(weight)
         self._empty(weight)
@@ -92,14 +92,14 @@ class Release:
         return type(self._weight()) is ReleasedWeight
 
     def is_of(self, weight: object) -> bool:
-        """Whether this is the weight that was released, with unchanged values if it has them back."""
+        """Whether this is the released weight. If it has its values back, they must be unchanged."""
         return weight is self._weight() and (self.is_released or self._is_unchanged())
 
     def give_back(self) -> None:
         """Give the weight its values back."""
         with _giving:
             weight = self._weight()
-            if weight is None or type(weight) is not ReleasedWeight:  # somebody else was faster
+            if weight is None or type(weight) is not ReleasedWeight:  # another thread was faster
                 return
             with _as_it_was_made(self._is_inference):
                 values = self._unpack()
@@ -108,15 +108,15 @@ class Release:
             self._times += 1
 
     def take_back(self) -> None:
-        """Release the weight again if it is unchanged, nothing else refers to it, and it was given back rarely."""
+        """Release the weight again if it is unchanged, nothing else refers to it, and it was seldom given back."""
         with _giving:
             weight = self._weight()
             layer = self._layer()
-            if weight is None or layer is None or self.is_released or self._times >= MOST:
+            if weight is None or layer is None or self.is_released or self._times >= MAX_GIVEN_BACK:
                 return
             if layer._parameters.get(self._name) is not weight:
                 return
-            self._hide(weight)  # first: whoever uses it from now on waits
+            self._hide(weight)  # first, so that a thread that uses it from now on waits
             del weight
             with torch._C.DisableTorchFunctionSubclass():
                 is_alone = _is_alone(layer, self._name, self._holders) and self._is_unchanged()
@@ -142,7 +142,7 @@ class Release:
         del weight.release
 
     def _empty(self, weight: Any) -> None:
-        # NaN, so that a read that does not go through torch's functions is noticed
+        # NaN, so that a read that bypasses torch's functions is noticed
         fill_value = math.nan if weight.dtype.is_floating_point else 0
         with _as_it_was_made(self._is_inference):
             weight.data = torch.full((1,), fill_value, dtype=weight.dtype, device="cpu").expand(weight.shape)
@@ -165,7 +165,7 @@ def _released_in(values: Iterable[Any]) -> Iterator[ReleasedWeight]:
 
 @contextmanager
 def _as_it_was_made(is_inference: bool) -> Iterator[None]:
-    """Context manager: new tensors are inference tensors or not, as the weight was, whatever mode is on outside."""
+    """Context manager: new tensors are inference tensors if the weight was one, whatever mode is on outside."""
     with ExitStack() as modes:
         for mode in (torch.inference_mode(is_inference), torch.no_grad(), _disable_current_modes()):
             modes.enter_context(mode)
@@ -174,7 +174,7 @@ def _as_it_was_made(is_inference: bool) -> Iterator[None]:
 
 
 def stand_in(value: object) -> object:
-    """The `Release` of a released weight, to be kept instead of a reference to it; other objects as they are."""
+    """The `Release` of a released weight, to keep instead of a reference to the weight; other objects as they are."""
     return vars(value).get("release", value) if type(value) is ReleasedWeight else value
 
 
@@ -194,7 +194,7 @@ def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
 
 
 def can_release(layer: nn.Module, name: str, holders: int = 1) -> bool:
-    """Whether a layer may release a parameter: an ordinary one to which only so many modules refer."""
+    """Whether a layer may release a parameter: it is an ordinary one, and only `holders` modules refer to it."""
     return type(layer._parameters[name]) is nn.Parameter and _is_alone(layer, name, holders)
 
 
@@ -211,7 +211,7 @@ def _is_alone(layer: nn.Module, name: str, holders: int) -> bool:
 
 
 def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:
-    """Numbers of references to a layer's parameter, to its storage object, and to the storage itself."""
+    """The numbers of references to a layer's parameter, to its storage object, and to the storage itself."""
     weight: Any = layer._parameters[name]
     memory = weight.untyped_storage()
     users = torch._C._storage_Use_Count(memory._cdata)

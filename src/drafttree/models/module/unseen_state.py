@@ -1,9 +1,9 @@
 """State that may decide a text but that a `Fingerprint` cannot compare, since functions and objects hide it.
 
 Values, tensors, containers, configs, modules and objects with a `__dict__` are compared. A function is compared by
-identity, so it hides what it closes over, mutable defaults and its attributes; a method bound to an object hides that
-object; and numpy arrays, objects with `__slots__` and most objects of libraries are compared by identity too. Functions
-of libraries hide nothing except foreign functions that they close over.
+identity, so it hides what it closes over, mutable defaults and its attributes. A bound method hides its object. Numpy
+arrays, objects with `__slots__` and most objects of libraries are compared by identity too. Functions of libraries hide
+nothing except foreign functions that they close over.
 """
 
 import dis
@@ -49,7 +49,7 @@ UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
     *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
     "_verified_by_drafttree",
 }
-"""Attributes that are not compared: hooks, whose tables are compared apart, and others that decide no text."""
+"""Attributes that are not compared: hooks, which are compared separately, and those that decide no text."""
 FUNCTIONS = FunctionType | MethodType
 CODE = BuiltinFunctionType | ClassMethodDescriptorType | MethodDescriptorType | WrapperDescriptorType
 DESCRIPTORS = property | staticmethod | classmethod | cached_property | GetSetDescriptorType | MemberDescriptorType
@@ -72,7 +72,7 @@ def unseen_state(module: nn.Module, compared: Iterable[object]) -> str | None:
     return None
 
 
-def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> str | None:
+def _unseen_of(layer: nn.Module, module: nn.Module, hidden_state: "HiddenState") -> str | None:
     """Name the part of a layer that hides a state, None if none does."""
     replaced_forwards = [vars(layer)[name] for name in ("forward", "_old_forward") if name in vars(layer)]
     for source, functions in (("the forward hook", own_hooks(layer)), ("the replaced forward", replaced_forwards)):
@@ -81,7 +81,7 @@ def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> st
             return f"{source} of {name or type(layer).__name__}"
     if is_patched(type(layer)):
         return f"the forward of the class {type(layer).__name__}"
-    member = hidden.attribute(layer) or hidden.method(layer)
+    member = hidden_state.attribute(layer) or hidden_state.method(layer)
     return member and f"{member} of the class {type(layer).__name__}"
 
 
@@ -97,7 +97,7 @@ class HiddenState:
         self._visited: dict[int, object] = {}
 
     def attribute(self, layer: nn.Module) -> str | None:
-        """An attribute of a module that hides a state; in a layer of a library only a local function can."""
+        """An attribute of a module that hides a state; in a library's layer, only a local function can hide one."""
         hides = self._hides if foreign_classes(layer) else self._hides_local
         for name, value in vars(layer).items():
             if name not in UNREAD and hides(value):
@@ -105,7 +105,7 @@ class HiddenState:
         return None
 
     def method(self, layer: nn.Module) -> str | None:
-        """A method that hides a state, of a class from outside of known libraries."""
+        """A method that hides a state, in a class from outside of known libraries."""
         for cls in foreign_classes(layer):
             for name, function in _methods(cls).items():
                 if self._method_hides(function):
@@ -138,7 +138,7 @@ class HiddenState:
         return not (callable(value) and _is_class_of_library(type(value)))
 
     def _hides_local(self, value: Any) -> bool:
-        """Whether a value is a local function that may have a state; kernels of libraries are global in a module."""
+        """Whether a value is a local function that may have a state. Kernels of libraries are globals of a module."""
         if isinstance(value, partial):
             return any(map(self._hides_local, (value.func, *value.args, *value.keywords.values())))
         if not isinstance(value, FUNCTIONS) or is_of_library(value):
@@ -159,7 +159,7 @@ class HiddenState:
         return any(self._method_hides(function) for base in _foreign(cls) for function in _methods(base).values())
 
     def _method_hides(self, method: FunctionType) -> bool:
-        """Whether a method may have a state; values that it closes over are fixed parameters of a decorator."""
+        """Whether a method may have a state. Fixed values that it closes over, such as a decorator's, do not count."""
         return self._function_hides(method, self._is_fixed)
 
     def _function_hides(self, function: FunctionType, is_harmless: Callable[[object], bool]) -> bool:
@@ -233,14 +233,14 @@ def _package(module: str | None) -> str:
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is of Python's library or an installed package, not a file that a user is working on."""
+    """Whether a module is part of Python's library or an installed package, not a file that a user edits."""
     package = _package(module)
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in CLOSED or bool({"site-packages", "dist-packages"}.intersection(Path(file).parts))
 
 
 def _methods(cls: type) -> dict[str, FunctionType]:
-    """The functions that a class itself defines, without those that no pass calls, such as `__init__`."""
+    """The functions that a class itself defines, without those that no pass calls (`__init__`, ...)."""
     functions = {name: _function_of(value) for name, value in vars(cls).items()}
     return {
         name: function
@@ -312,7 +312,7 @@ def global_hooks() -> tuple[object, ...]:
 
 
 def is_patched(cls: type[nn.Module]) -> bool:
-    """Whether the `forward` of a class is of no library, and closes over values or comes from another module."""
+    """Whether the `forward` of a class is foreign to libraries, and closes over values or is from another module."""
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
     forward = vars(owner)["forward"]
     if is_of_library(forward):

@@ -1,1 +1,1 @@
-"""Passes in one call of drafttree-native, whose sums do not depend on the rows."""
+"""Passes in one call of drafttree-native. A row's sums in them do not depend on the other rows."""

@@ -21,16 +21,16 @@ logger = logging.getLogger("drafttree")
 CALLS = 10
 """Version of the functions of drafttree-native that are called here; the package must have the same."""
 MOST_CANDIDATES = 64
-"""Candidates a row up to which keeping them sorted is faster than sorting the row."""
+"""Up to this many candidates per row, keeping them sorted is faster than sorting the row."""
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 FLOAT32: Any = {"dtype": torch.float32, "device": "cpu"}
-"""Named with every new tensor: the defaults are the process's, and others change them while they load a model."""
+"""Given with every new tensor, since other code changes torch's defaults while it loads a model."""
 TRIAL_TOKENS = 19
 """Tokens of the text on which `_rows_agree` compares passes."""
 
 
 def find_native() -> Any:
-    """The package drafttree-native (the extra `drafttree[native]`); None if it is missing, or unusable (a warning)."""
+    """The package drafttree-native (extra `drafttree[native]`); None if it is missing or, with a warning, unusable."""
     try:
         package = importlib.import_module("drafttree_native")
     except ModuleNotFoundError:
@@ -52,13 +52,15 @@ def find_native() -> Any:
 native: Any = find_native()
 
 
-def why_not_packed(dtype: torch.dtype, device: torch.device, kinds: Collection[torch.dtype | str] = ()) -> str | None:
+def why_not_packed(
+    dtype: torch.dtype, device: torch.device, weight_formats: Collection[torch.dtype | str] = ()
+) -> str | None:
     """Why the weights of a model cannot be packed, None if they can.
 
     Args:
         dtype: dtype of the model.
         device: device of the model.
-        kinds: other dtypes of weights, and names of blocks, as of `_rows_agree`.
+        weight_formats: other formats of weights: dtypes, and names of blocks.
     """
     if device.type != "cpu":
         return f"weights on {device.type} are not packed"
@@ -66,22 +68,22 @@ def why_not_packed(dtype: torch.dtype, device: torch.device, kinds: Collection[t
         return "drafttree-native is not installed, or cannot be used here"
     if dtype not in FORMATS:
         return f"weights of {str(dtype).removeprefix('torch.')} are not packed"
-    if not all(map(_rows_agree, [dtype, *kinds])):
+    if not all(map(_rows_agree, [dtype, *weight_formats])):
         return "this build of drafttree-native computes rows in different ways on this processor"
     return None
 
 
 @lru_cache
-def _rows_agree(kind: torch.dtype | str) -> bool:
-    """Whether this build gives a token the same logits in a pass with others and in one of its own, on this processor.
+def _rows_agree(weight_format: torch.dtype | str) -> bool:
+    """Whether a token's logits are the same in any pass, with this build of drafttree-native on this processor.
 
     Args:
-        kind: dtype of the weights, or the name of their blocks.
+        weight_format: dtype of the weights, or the name of their blocks.
     """
-    width = 512 if isinstance(kind, str) else 160  # more than a chunk, in every dtype but float32
-    head_width = width if isinstance(kind, str) else 32
-    cache_dtype = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
-    model = _trial_model(kind, width, head_width, cache_dtype)
+    width = 512 if isinstance(weight_format, str) else 160  # more than a chunk of a sum in every dtype but float32
+    head_width = width if isinstance(weight_format, str) else 32
+    cache_dtype = torch.bfloat16 if weight_format == torch.bfloat16 else torch.float32
+    model = _trial_model(weight_format, width, head_width, cache_dtype)
     layout = CacheLayout.uniform(1, 1, head_width)
     empty_tensor = torch.empty(0, dtype=cache_dtype, device="cpu")
     logits_of_one_pass = _trial_logits(model, TreeCache(layout, TRIAL_TOKENS), empty_tensor, TRIAL_TOKENS)
@@ -89,11 +91,11 @@ def _rows_agree(kind: torch.dtype | str) -> bool:
     return torch.equal(logits_of_one_pass[:, :width], logits_by_token[:, :width])
 
 
-def _trial_model(kind: torch.dtype | str, width: int, head_width: int, cache_dtype: torch.dtype) -> Any:
-    """A model of drafttree-native of one layer with one attention head, whose weights are of a kind.
+def _trial_model(weight_format: torch.dtype | str, width: int, head_width: int, cache_dtype: torch.dtype) -> Any:
+    """A model of drafttree-native with one layer and one attention head, whose weights have this format.
 
     Args:
-        kind: as of `_rows_agree`.
+        weight_format: dtype of the weights, or the name of their blocks.
         width: size of the vocabulary, and width of the residual stream and of the MLP.
         head_width: width of the attention head.
         cache_dtype: dtype of the KV cache.
@@ -112,16 +114,20 @@ def _trial_model(kind: torch.dtype | str, width: int, head_width: int, cache_dty
         **{"key_heads": 1, "groups": 1, "width": head_width, "window": None, "scale": 0.2, "multiplier": 1.0},
         **{"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1, "parallel": False, "activation": "silu"},
     }
-    products = _block_products(kind, width) if isinstance(kind, str) else _trial_products(kind, embedding, head_width)
+    products = (
+        _block_products(weight_format, width)
+        if isinstance(weight_format, str)
+        else _trial_products(weight_format, embedding, head_width)
+    )
     model.add_layer(norms={"before_attention": norm, "before_mlp": norm}, weights=products, shape=shape)
     model.add_head(norm=norm, weight=products["up"], divisor=1.0, cap=0.0)
     return model
 
 
 def _block_products(blocks: str, width: int) -> dict[str, ProductWeights]:
-    """What `Products.read` gives of the trial layer, whose weights are random blocks of that name.
+    """The products of the trial layer, in the form of `Products.read`, with random blocks as weights.
 
-    Its attention head is as wide as the residual stream.
+    The attention head is as wide as the residual stream.
     """
     weight = random_blocks(blocks, width, width)
     qkv = ProductWeights([torch.cat([weight] * 3)], blocks=blocks)
@@ -129,7 +135,7 @@ def _block_products(blocks: str, width: int) -> dict[str, ProductWeights]:
 
 
 def _trial_products(dtype: torch.dtype, embedding: Tensor, head_width: int) -> dict[str, ProductWeights]:
-    """What `Products.read` gives of the trial layer, whose weights are parts of an embedding `[width, width]`."""
+    """The products of the trial layer, in the form of `Products.read`, with parts of an embedding `[width, width]`."""
     weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
     scales = torch.full((len(weight),), 1 / 400, **FLOAT32)
     qkv_width = 3 * head_width
@@ -140,43 +146,47 @@ def _trial_products(dtype: torch.dtype, embedding: Tensor, head_width: int) -> d
     }
 
 
-def _trial_logits(model: Any, cache: TreeCache, like: Tensor, step: int) -> Tensor:
-    """Logits `[TRIAL_TOKENS, vocab + padding]` of a text that is read `step` tokens at a time."""
+def _trial_logits(model: Any, cache: TreeCache, reference_tensor: Tensor, step: int) -> Tensor:
+    """Logits `[TRIAL_TOKENS, vocab + padding]` of a text that is read in passes of `step` tokens."""
     logits = []
     for start in range(0, TRIAL_TOKENS, step):
         segment = Segment.of_text(cache, range(start, start + step))
-        pass_logits, _ = run_pass(model, [segment._replace(wanted=slice(None))], like, ())
+        pass_logits, _ = run_pass(model, [segment._replace(wanted=slice(None))], reference_tensor, ())
         logits.append(pass_logits)
         cache.commit(range(step))
     return torch.cat(logits)
 
 
 def run_pass(
-    model: Any, segments: Sequence[Segment], like: Tensor, hidden_layers: Sequence[int], read: Tensor | None = None
+    model: Any,
+    segments: Sequence[Segment],
+    reference_tensor: Tensor,
+    hidden_layers: Sequence[int],
+    input_states: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run a pass, and append its keys and values to the KV caches.
 
     Args:
         model: a model of drafttree-native.
         segments: the parts of the pass.
-        like: an empty tensor of the dtype of the caches.
+        reference_tensor: an empty tensor of the dtype of the caches.
         hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
-        read: `[1, nodes, hidden]` states that a draft head reads.
+        input_states: `[1, nodes, hidden]` states that a draft head reads.
 
     Returns:
         Logits `[wanted, vocab + padding]` and the states `[1, nodes, hidden]` of each layer, all in float32.
     """
-    texts = [_pass_text(segment, like) for segment in segments]
+    texts = [_pass_text(segment, reference_tensor) for segment in segments]
     nodes = sum(segment.nodes for segment in segments)
     logit_rows = sum(len(segment.wanted_nodes) for segment in segments)
     logits = torch.empty(logit_rows, model.room, **FLOAT32)
     states = [torch.empty(1, nodes, model.hidden, **FLOAT32) for _ in hidden_layers]
     state_addresses = [(layer, state.data_ptr()) for layer, state in zip(hidden_layers, states, strict=True)]
-    read = None if read is None else read.float().contiguous()
+    input_states = None if input_states is None else input_states.float().contiguous()
     model.forward(
         threads=torch.get_num_threads(),
         texts=texts,
-        inputs=0 if read is None else read.data_ptr(),
+        inputs=0 if input_states is None else input_states.data_ptr(),
         logits=logits.data_ptr(),
         states=state_addresses,
     )
@@ -188,39 +198,39 @@ def run_pass(
 def draft_chains(
     model: Any,
     segments: Sequence[Segment],
-    like: Tensor,
+    reference_tensor: Tensor,
     count: int,
     allowed: int,
     *,
     output: int,
-    read: Tensor | None = None,
+    input_states: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draft the best token after each text, the best token after that, and so on, in one call.
 
     Args:
         model: a model of drafttree-native.
-        segments: one node of each text, before which all rows are committed. Its row and those of the chain's tokens
-            but the last are appended as drafted ones.
-        like: an empty tensor of the dtype of the caches.
+        segments: one node of each text, before which all rows are committed. The rows of the node and of all tokens of
+            the chain but the last are appended as drafted rows.
+        reference_tensor: an empty tensor of the dtype of the caches.
         count: number of tokens in a chain.
-        allowed: number of columns of the logits whose tokens may be drafted.
+        allowed: number of leading columns of the logits whose tokens may be drafted.
         output: the layer whose states the next pass of a draft head reads.
-        read: `[1, texts, hidden]` states that a draft head reads.
+        input_states: `[1, texts, hidden]` states that a draft head reads.
         ids: token ids by column of the logits, None if column i is token i.
 
     Returns:
         Tokens and their log-probabilities `[count, texts]`.
     """
     for segment in segments:
-        segment.cache.reserve(like, count)
+        segment.cache.reserve(reference_tensor, count)
     tokens = np.empty((count, len(segments)), np.int64)
     logprobs = np.empty((count, len(segments)), np.float32)
-    read = None if read is None else read.float().contiguous()
+    input_states = None if input_states is None else input_states.float().contiguous()
     model.draft_chains(
         threads=torch.get_num_threads(),
-        texts=[_pass_text(segment, like) for segment in segments],
-        inputs=0 if read is None else read.data_ptr(),
+        texts=[_pass_text(segment, reference_tensor) for segment in segments],
+        inputs=0 if input_states is None else input_states.data_ptr(),
         output=output,
         allowed=allowed,
         ids=0 if ids is None else ids.data_ptr(),
@@ -232,14 +242,14 @@ def draft_chains(
     return tokens, logprobs
 
 
-def _pass_text(segment: Segment, like: Tensor) -> Any:
-    """A segment as drafttree-native reads it, once there is room for its rows in its KV cache.
+def _pass_text(segment: Segment, reference_tensor: Tensor) -> Any:
+    """Make room for the rows of a segment, and convert it to the form that drafttree-native reads.
 
-    The cache must stay as it is until the pass has run: its buffers are read where they lie.
+    The cache must stay as it is until the pass has run, since its buffers are read in place.
     """
     cache = segment.cache
     nodes = segment.nodes
-    cache.reserve(like, nodes)
+    cache.reserve(reference_tensor, nodes)
     drafted = cache.drafted + nodes
     if segment.visible.shape != (nodes, drafted):
         raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
@@ -258,7 +268,7 @@ def _pass_text(segment: Segment, like: Tensor) -> Any:
 
 
 def _cache_rows(buffer: Tensor) -> Any:
-    """A buffer `[slots, 1, heads, capacity, width]` of a KV cache as drafttree-native reads it."""
+    """A buffer `[slots, 1, heads, capacity, width]` of a KV cache in the form that drafttree-native reads."""
     slot_stride, _, head_stride, *_ = buffer.stride()
     itemsize = buffer.itemsize
     return native.CacheRows(
@@ -267,14 +277,14 @@ def _cache_rows(buffer: Tensor) -> Any:
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The log-probabilities and ids `[rows, count]` of the best tokens of each row of logits.
+    """The log-probabilities and ids, `[rows, count]` each, of the best tokens of each row of logits.
 
     Of equal logits the lower id comes first. None if drafttree-native is missing or cannot read these logits.
 
     Args:
         logits: `[rows, columns]`.
         count: number of tokens a row.
-        allowed: number of columns whose tokens may be returned; the others count in the sum of probabilities.
+        allowed: number of leading columns whose tokens may be returned. The others count in the sum of probabilities.
     """
     is_readable = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
     if native is None or not is_readable or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):

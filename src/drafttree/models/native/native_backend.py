@@ -1,8 +1,8 @@
 """The backend that runs a whole pass in one call of drafttree-native, on a CPU.
 
-A token's logits do not depend on what else is in the pass, in any dtype: every output of a product is summed in one
-order, and attention runs by absolute positions. So a text is that of plain decoding however it is drafted, alone and
-in a batch. `drafttree.models.backend_choice.choose_backend` compares it with the module before it prefers it.
+A token's logits do not depend on the rest of the pass, in any dtype. Every output of a product is summed in one order,
+and attention runs by absolute positions. So a text equals that of plain decoding however it is drafted, alone and in a
+batch. `drafttree.models.backend_choice.choose_backend` compares it with the module before it prefers it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 LEFT_FREE = 0.1
-"""Share of the machine's memory that packing must leave free."""
+"""Fraction of the machine's memory that packing must leave free."""
 
 
 def why_not_native(module: Any) -> str | None:
@@ -71,7 +71,7 @@ def why_not_packable(module: Any) -> str | None:
 
 
 def reads_packed_weights(module: Any) -> bool:
-    """Whether a module itself multiplies by weights that are packed but not of linear layers: stacked experts."""
+    """Whether a module itself multiplies by packed weights that are in no linear layer: those of stacked experts."""
     for block in PackingPlan(module).architecture.blocks:
         if block.experts and isinstance(block.experts.weights, StackedExperts):
             return True
@@ -82,14 +82,14 @@ class NativeBackend:
     """Runs a pass in one call of drafttree-native. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        module: a model of which `why_not_native` says nothing, or a draft head of which `why_not_packable` does not.
+        module: a model for which `why_not_native` returns None, or a draft head for which `why_not_packable` does.
 
     Attributes:
         packed: the packed model.
 
     Raises:
-        AttributeError: a layer is not as those of its family.
-        ValueError: sizes of layers do not fit together.
+        AttributeError: a layer is not like those of its family.
+        ValueError: the sizes of layers do not match.
         WrongProductError: a packed product is not its layer's.
     """
 
@@ -105,7 +105,7 @@ class NativeBackend:
         packed = packed_models.get(module)
         if packed is None or not packed.holds(module):
             packed = None
-            packed_models.pop(module, None)  # two copies at once would take too much memory
+            packed_models.pop(module, None)  # first, since two packed copies would take too much memory
             packed = packed_models[module] = PackedModel(module)
         packed.take_back()
         self.packed = packed
@@ -155,7 +155,7 @@ class NativeBackend:
         Args:
             segments: the texts.
             count: tokens of a chain.
-            allowed: columns of logits whose tokens may be drafted.
+            allowed: number of leading columns of logits whose tokens may be drafted.
             states: `[1, texts, hidden]` that a draft head reads.
             output: the layer whose states its next pass reads, None for those after the last norm.
             ids: token ids by column of the logits, None if column i is token i.
@@ -163,7 +163,7 @@ class NativeBackend:
         allowed = min(allowed, self._vocab)
         output = self._layers if output is None else output
         arguments = self._model, segments, self._empty, count, allowed
-        return draft_chains(*arguments, output=output, read=states, ids=ids)
+        return draft_chains(*arguments, output=output, input_states=states, ids=ids)
 
 
 def _weight(layer: Any) -> Any:
@@ -171,5 +171,5 @@ def _weight(layer: Any) -> Any:
 
 
 def _is_released_by(layer: Any, holders: int) -> bool:
-    """Whether a layer has released its weight or could; `holders` is the number of modules that have the weight."""
+    """Whether a layer has released its weight, or could; `holders` modules have the weight."""
     return isinstance(_weight(layer), ReleasedWeight) or can_release(*weight_place(layer), holders)

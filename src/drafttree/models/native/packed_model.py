@@ -1,4 +1,4 @@
-"""Models of drafttree-native with packed weights of a module."""
+"""Models of drafttree-native with a module's packed weights."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ from drafttree.models.quantization.quantized_embedding import dtype_of, table_of
 
 
 class PackedModel:
-    """A model of drafttree-native with the weights of a module, whose layers release each weight once it is packed.
+    """A model of drafttree-native with the weights of a module. A layer releases each weight once it is packed.
 
     Args:
         module: a module that `PackingPlan` accepts.
@@ -31,7 +31,7 @@ class PackedModel:
         layout: layout of its KV caches.
 
     Raises:
-        AttributeError: as of `PackingPlan`.
+        AttributeError: a layer is not like those of its family, or has a part that drafttree-native does not know.
         ValueError: the sizes of layers do not match.
         WrongProductError: a packed product is not its layer's.
     """
@@ -77,7 +77,7 @@ class PackedModel:
         """Whether packing a module now would give the same model.
 
         Raises:
-            AttributeError: as of `PackingPlan`.
+            AttributeError: a layer is not like those of its family, or has a part that drafttree-native does not know.
         """
         plan = PackingPlan(module)
         return _are_stamped(self._stamps, plan.tensors) and _as_values(plan.settings) == self._settings
@@ -88,12 +88,12 @@ class PackedModel:
         return packed_products(self.model, plan.products, plan.architecture.embedding if plan.is_tied else None)
 
     def take_back(self) -> None:
-        """Let layers release again weights that they were given back, where possible."""
+        """Let layers release weights again that were given back to them, if possible."""
         for release in self._releases:
             release.take_back()
 
     def _add_head(self, plan: PackingPlan) -> bool:
-        """Add the last norm, if there is one, and the output projection, and return whether the latter was packed.
+        """Add the last norm, if any, and the output projection, and return whether the projection was packed.
 
         If another packed model has the same output projection, as the target of a draft head often has, it is shared.
         """
@@ -107,7 +107,7 @@ class PackedModel:
         return True
 
     def _release(self, index: int, products: Products, holders: int = 1) -> None:
-        """Let linear layers release their weights, once the packed products are found to equal theirs.
+        """Compare the packed products with those of linear layers, and let the layers release their weights.
 
         Args:
             index: index of the decoder layer, -1 for none.
@@ -149,12 +149,12 @@ def _new_model(plan: PackingPlan) -> Any:
 
 
 def _owner(has: Callable[[PackedModel], bool]) -> Any:
-    """The model of drafttree-native of the first packed model for which `has` is true, None if there is none."""
+    """The model of drafttree-native in the first packed model for which `has` is true, None if there is none."""
     return next((packed.model for packed in [*packed_models.values()] if has(packed)), None)
 
 
 def _stamp(tensor: Any) -> Any:
-    """A value that differs for other tensors and after an edit of this one."""
+    """A value that differs between tensors, and after an edit of this tensor."""
     tensor = stand_in(tensor)
     if not isinstance(tensor, Tensor):
         return tensor
@@ -181,11 +181,11 @@ def _as_values(value: Any) -> Any:
     return tuple(map(_as_values, value)) if isinstance(value, list | tuple) else value
 
 
-def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _unpack(model: Any, index: int, output_places: Sequence[Place], shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Unpack a linear layer's weight from its places in products."""
     weight = torch.empty(shape, dtype=dtype, device="cpu")
-    for output_place in places:
-        if len(places) == 1 and output_place.outputs is None:
+    for output_place in output_places:
+        if len(output_places) == 1 and output_place.outputs is None:
             model.unpack(
                 layer=index,
                 name=output_place.product,

@@ -1,7 +1,7 @@
 """Single products of packed weights, in place of those that a module's linear layers compute.
 
-Each packed product is compared with its layer's before the layer releases its weight. Then the module, with packed
-products in its layers, is compared with passes of drafttree-native: that is fast, and the products of both are equal.
+Each packed product is compared with its layer's before the layer releases its weight. Then passes of drafttree-native
+are compared with the module, whose layers use packed products. That is fast, and the products of both are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +22,14 @@ from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, QuantizedLinear, dequantized_rows
 
 UNITS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-13}
-"""The largest gap between two products of a row, as a fraction of the largest output: the rounding of bfloat16, and the
-differences between sums in float32."""
+"""By dtype, the largest allowed gap between two products of a row, as a fraction of the largest output.
+
+In bfloat16 it is the rounding, in float32 the difference between sums.
+"""
 BLOCK_OUTPUTS, LAYER_OUTPUTS, FEWEST_OUTPUTS = 256, 2048, 8
-"""Most outputs to compare of a weight in blocks, most of all in a decoder layer, and fewest of each."""
+"""Limits of compared outputs: most of a weight in blocks, most of a decoder layer, and fewest of a weight."""
 CHUNK = 128
-"""Inputs of a row that drafttree-native rounds to eight bits by the same scale, that of the largest."""
+"""Number of inputs that drafttree-native rounds to eight bits with one scale, that of the largest input."""
 
 
 class WrongProductError(ModelError):
@@ -41,7 +43,7 @@ def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedd
     Args:
         model: the model of drafttree-native.
         products: pairs of a decoder layer's index, -1 for none, and its products.
-        embedding: an embedding that shares the head's weight, and then looks up packed rows; None for none.
+        embedding: an embedding that shares the head's weight, and so looks up packed rows; None for none.
     """
     with ExitStack() as undo:
         if embedding is not None and only_looks_up(embedding):
@@ -55,7 +57,7 @@ def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedd
 
 @torch.no_grad()
 def check_products(model: Any, index: int, products: Products) -> None:
-    """Compare packed products of one row with those of the linear layers that they are made of.
+    """Compare packed products of one row with those of the linear layers that they replace.
 
     Args:
         model: the model of drafttree-native.
@@ -81,7 +83,7 @@ def check_products(model: Any, index: int, products: Products) -> None:
 
 
 def _compared_outputs(layer: Any, limit: int) -> Any:
-    """Indices of the outputs to compare: all, but of blocks, which are slow to convert, the ends and some between."""
+    """Indices of the outputs to compare. Of blocks, which are slow to convert, both ends and some between; else all."""
     count = layer.out_features
     if not isinstance(layer, BlockLinear) or count <= limit:
         return slice(None)
@@ -106,7 +108,7 @@ def _own_product(layer: Any, outputs: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(layer, Int8Linear):
         weight = dequantized_rows(layer.quantized[outputs], None, layer.blocks)
         return row, nn.functional.linear(row, weight, None if layer.bias is None else layer.bias[outputs].float())
-    # some outputs at a time: in float32 a whole head of eight bits would take four times its memory
+    # in parts, since a whole head of eight bits would take four times its memory in float32
     weight_chunks = layer.quantized.split(ROWS_AT_ONCE)
     product = (
         torch.cat([nn.functional.linear(row, weight_chunk.float()) for weight_chunk in weight_chunks], 1) * layer.scale
@@ -114,12 +116,12 @@ def _own_product(layer: Any, outputs: Any) -> tuple[Tensor, Tensor]:
     return row, product if layer.bias is None else product + layer.bias
 
 
-def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Tensor) -> Tensor:
+def _multiply(model: Any, index: int, output_places: Sequence[Place], layer: Any, x: Tensor) -> Tensor:
     if not isinstance(layer, QuantizedLinear) and x.dtype != layer.weight.dtype:
         raise RuntimeError(f"rows of {x.dtype} are multiplied with a weight of {layer.weight.dtype}")
     rows = x.flatten(0, -2).float().contiguous()
     outputs = torch.empty((len(rows), layer.out_features), dtype=x.dtype, device="cpu")
-    for output_place in places:
+    for output_place in output_places:
         count = layer.out_features if output_place.outputs is None else len(output_place.outputs)
         product = torch.empty((len(rows), count), dtype=torch.float32, device="cpu")
         model.multiply(

@@ -1,4 +1,4 @@
-"""All that is packed of a module: its description by `drafttree.models.families`, in drafttree-native's terms."""
+"""Translates the description of a module (`drafttree.models.families`) to the terms of drafttree-native."""
 
 from itertools import chain
 from typing import Any
@@ -27,11 +27,11 @@ class PackedLayer:
         block: what the layer computes.
 
     Attributes:
-        norms: norms by place, None for none.
+        norms: norms by their place in the layer, None for none.
         products: products of the layer.
         shape: sizes and other numbers of the layer.
         rotary: type of the rotary embedding, None if all layers have the same.
-        turns: whether queries and keys are rotated by it.
+        is_rotated: whether queries and keys are rotated by it.
 
     Raises:
         AttributeError: the layer has a part that drafttree-native does not know.
@@ -42,7 +42,7 @@ class PackedLayer:
         self.norms = _norms(block)
         self.shape = _shape(block)
         self.rotary = block.attention.kind.layer_type
-        self.turns = block.attention.turns
+        self.is_rotated = block.attention.is_rotated
 
 
 def _norms(block: Block) -> dict[str, Norm | None]:
@@ -108,7 +108,7 @@ def _activation(function: Any) -> str:
 
 
 class PackingPlan:
-    """All that is packed of a module. Making it leaves released weights released.
+    """All of a module that is packed. Making a plan does not give released weights back.
 
     Args:
         module: a module that `drafttree.models.families.describe` accepts.
@@ -116,8 +116,8 @@ class PackingPlan:
     Attributes:
         architecture: description of the module.
         layers: the decoder layers.
-        rotaries: frequencies and scaling of rotary embeddings, by type of the layers that use them; for LongRoPE also
-            the long frequencies, by `LONG`.
+        rotaries: by type of layer, the frequencies and scaling of the rotary embedding. With LongRoPE, `LONG` has the
+            long frequencies.
         norm: the last norm, None for none.
 
     Raises:
@@ -137,7 +137,7 @@ class PackingPlan:
 
     @property
     def entry(self) -> dict[str, Any] | None:
-        """By name, arguments of drafttree-native for the beginning of a draft head; None for a model."""
+        """By name, drafttree-native's arguments for the beginning of a draft head; None for a model."""
         entry = self.architecture.entry
         if entry is None:
             return None
@@ -167,7 +167,7 @@ class PackingPlan:
 
     @property
     def tensors(self) -> list[Any]:
-        """The packed tensors, those of embeddings and of linear layers; None for each that a layer lacks."""
+        """The packed tensors of embeddings and linear layers; None for each that a layer lacks."""
         architecture = self.architecture
         entry = (
             []
@@ -184,7 +184,7 @@ class PackingPlan:
 
     @property
     def settings(self) -> list[Any]:
-        """All that is packed beside `tensors`."""
+        """All packed values beside `tensors`."""
         architecture = self.architecture
         entry = architecture.entry
         entry_settings = None
@@ -197,7 +197,7 @@ class PackingPlan:
         if inputs:
             scales = embedding_scale(inputs.embedding), inputs.projection_scale, inputs.sum_scale
             input_settings = [*scales, norm_of(inputs.norm)]
-        layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
+        layers = [(layer.norms, layer.shape, layer.rotary, layer.is_rotated) for layer in self.layers]
         head_settings = self.norm, architecture.logits_divisor, architecture.logits_cap
         return [scale, entry_settings, input_settings, layers, architecture.owners, self.rotaries, *head_settings]
 
@@ -207,8 +207,8 @@ class PackingPlan:
         keys, values = self._slots(index)
         shape = {**layer.shape, "buffer": keys.buffer, "key_slot": keys.place, "value_slot": values.place}
         types = [*self.rotaries]
-        shape["rotary"] = types.index(layer.rotary) if layer.turns else None
-        if layer.turns and LONG in self.rotaries:
+        shape["rotary"] = types.index(layer.rotary) if layer.is_rotated else None
+        if layer.is_rotated and LONG in self.rotaries:
             shape["long_rotary"] = types.index(LONG)
         return shape
 
@@ -217,13 +217,13 @@ class PackingPlan:
 
 
 def embedding_scale(embedding: Any, multiplier: float | None = None) -> float:
-    """The factor of embeddings: the multiplier if there is one, else the embedding's own factor."""
+    """The factor of embeddings: the architecture's multiplier if it has one, else the embedding's own factor."""
     return scale_of(embedding) if multiplier is None else multiplier
 
 
 def _rotaries(layers: list[PackedLayer], rotaries: Any) -> dict[str | None, tuple[Tensor, float]]:
     scaled_frequencies: dict[str | None, tuple[Tensor, float]] = {}
-    for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.turns):
+    for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.is_rotated):
         rotary: Rotary = rotaries[layer_type]
         scaled_frequencies[layer_type] = rotary.frequencies.detach().float().contiguous(), rotary.scaling
         if rotary.long_frequencies is not None:

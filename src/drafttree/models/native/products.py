@@ -1,4 +1,4 @@
-"""The products that drafttree-native computes for a decoder, and the linear layers that they are made of."""
+"""The matrix products that drafttree-native computes for a decoder, and the linear layers that they replace."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
 
 class ProductWeights(NamedTuple):
-    """The weights of a product as drafttree-native packs them.
+    """The weights of a product, in the form that drafttree-native packs.
 
     Attributes:
-        weights: `[outputs, inputs]` each, or `[outputs, bytes]` in blocks; the product concatenates their outputs.
+        weights: of each layer, `[outputs, inputs]`, or `[outputs, bytes]` in blocks; their outputs are concatenated.
         bias: float32 `[outputs of all]`, None for none.
-        scales: float32 `[outputs of all]`, of int8 weights.
+        scales: float32 `[outputs of all]` for int8 weights, else None.
         blocks: name of the weights' blocks, None if they are not in blocks.
     """
 
@@ -30,12 +30,12 @@ class ProductWeights(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where outputs of a linear layer are among those of a product.
+    """The place of a linear layer's outputs among those of a product.
 
     Attributes:
         product: name of the product.
-        first: index of the first of them in the product.
-        outputs: their indices in the layer, None for all in order.
+        first: index in the product of the first of these outputs.
+        outputs: indices of the outputs in the layer, None for all in order.
     """
 
     product: str
@@ -47,12 +47,12 @@ class Products:
     """The products of a decoder layer, whose weights are read only by `read`.
 
     Attributes:
-        layers: by name of the product, the linear layers of one input whose outputs it concatenates.
+        layers: by name of the product, the linear layers of one input whose outputs are concatenated.
     """
 
     def __init__(self) -> None:
         self.layers: dict[str, Sequence[Any]] = {}
-        self._takes: dict[str, Callable[[Tensor], Tensor] | None] = {}
+        self._output_selectors: dict[str, Callable[[Tensor], Tensor] | None] = {}
 
     @classmethod
     def of(cls, block: Block) -> "Products":
@@ -70,25 +70,26 @@ class Products:
 
     @classmethod
     def alone(cls, name: str, layer: Any) -> "Products":
-        """A single product of one linear layer, which belongs to no decoder layer."""
+        """The product of one linear layer outside the decoder layers."""
         products = cls()
         products.add(name, [layer])
         return products
 
-    def add(self, name: str, layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None = None) -> None:
+    def add(self, name: str, layers: Sequence[Any], output_selector: Callable[[Tensor], Tensor] | None = None) -> None:
         """Add the product of linear layers of one input.
 
         Args:
             name: name of the product.
             layers: the linear layers.
-            taken: selects outputs of each layer, from its weight `[out, in]` and from vectors `[out]`; None for all.
+            output_selector: selects the outputs of each layer that belong to the product, from its weight `[out, in]`
+                or a vector `[out]`; None for all outputs.
         """
         self.layers[name] = layers
-        self._takes[name] = taken
+        self._output_selectors[name] = output_selector
 
     def read(self) -> dict[str, ProductWeights]:
-        """By name of the product, what is packed; layers that have released their weights get them back."""
-        return {name: _read(layers, self._takes[name]) for name, layers in self.layers.items()}
+        """By name of the product, its weights. Layers that have released their weights get them back."""
+        return {name: _read(layers, self._output_selectors[name]) for name, layers in self.layers.items()}
 
     @property
     def places(self) -> dict[Any, list[Place]]:
@@ -96,7 +97,7 @@ class Products:
         output_places = defaultdict[Any, list[Place]](list)
         for name, layers in self.layers.items():
             first_output = 0
-            output_selector = self._takes[name]
+            output_selector = self._output_selectors[name]
             for layer in layers:
                 outputs = output_selector(torch.arange(layer.out_features, device="cpu")) if output_selector else None
                 output_places[layer].append(Place(name, first_output, outputs))
@@ -121,13 +122,13 @@ class Products:
         self.add("out", [attention.out])
 
     def _add_mlp(self, mlp: Mlp) -> None:
-        """Add the products of an MLP; in some families (Phi-3) gate and up projection are one layer."""
+        """Add the products of an MLP. In some families (Phi-3), gate and up projection are one layer."""
         if not mlp.gated:
             self.add("up", mlp.gate_up)
         else:
             for index, name in enumerate(("gate", "up")):
                 if len(mlp.gate_up) == 1:
-                    self.add(name, mlp.gate_up, lambda rows, half=index: rows.chunk(2)[half])
+                    self.add(name, mlp.gate_up, lambda rows, chunk_index=index: rows.chunk(2)[chunk_index])
                 else:
                     self.add(name, [mlp.gate_up[index]])
         self.add("down", [mlp.down])
@@ -167,41 +168,41 @@ def _by_kind(rows: Tensor, heads: int, width: int) -> Tensor:
     return rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2)
 
 
-def _rows(first: int, count: int) -> Callable[[Tensor], Tensor]:
-    return lambda rows: rows[first : first + count]
+def _rows(first_row: int, count: int) -> Callable[[Tensor], Tensor]:
+    return lambda rows: rows[first_row : first_row + count]
 
 
-def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> ProductWeights:
-    take = taken or (lambda rows: rows)
+def _read(layers: Sequence[Any], output_selector: Callable[[Tensor], Tensor] | None) -> ProductWeights:
+    select = output_selector or (lambda rows: rows)
     layer_weights = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
-    weights = [take(weight).contiguous() for weight in layer_weights]
+    weights = [select(weight).contiguous() for weight in layer_weights]
     quantized = layers[0] if isinstance(layers[0], QuantizedLinear) else None
     scales = None
     if quantized and quantized.scale is not None:
-        scales = torch.cat([take(layer.scale.detach()) for layer in layers])
+        scales = torch.cat([select(layer.scale.detach()) for layer in layers])
     assert len({*map(_format, layers)}) == 1
-    biases = [  # some may have one and others none
+    biases = [  # some layers may have one and others none
         torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
         for layer in layers
     ]
     has_bias = any(layer.bias is not None for layer in layers)
-    bias = torch.cat([take(bias) for bias in biases]) if has_bias else None
+    bias = torch.cat([select(bias) for bias in biases]) if has_bias else None
     return ProductWeights(weights, bias, scales, quantized.blocks if quantized else None)
 
 
 def weight_of(layer: Any) -> ProductWeights:
-    """What is packed of a linear layer that is a product alone."""
+    """The weights of a linear layer that is a product alone."""
     return _read([layer], None)
 
 
 def tensors_of(layer: Any) -> list[Any]:
-    """The weight, bias and scale of a linear layer, as they are packed; None for each that it lacks."""
+    """The packed tensors of a linear layer: weight, bias and scale; None for each that it lacks."""
     scale = layer.scale if isinstance(layer, QuantizedLinear) else None
     return [getattr(*weight_place(layer)), layer.bias, scale]
 
 
 def weight_place(layer: Any) -> tuple[Any, str]:
-    """The module that has a linear layer's weight, and the weight's name there."""
+    """The module that has a linear layer's weight, and the weight's name in it."""
     if isinstance(layer, Stacked):
         return layer.owner, layer.name
     return layer, "quantized" if isinstance(layer, QuantizedLinear) else "weight"

@@ -1,7 +1,7 @@
-"""Weights in blocks, as in GGUF files: a block has the numbers and scales of a few inputs of one output.
+"""Weights in blocks, as in GGUF files. A block has the numbers and scales for a few inputs of one output.
 
-The layouts are those of llama.cpp (`ggml-common.h`, decoded in `ggml-quants.c`). One is ours, for GPTQ and AWQ files:
-numbers of four bits with an integer zero point for each group.
+The layouts are those of llama.cpp (`ggml-common.h`, decoded in `ggml-quants.c`). One is our own, for GPTQ and AWQ
+files: numbers of four bits with an integer zero point for each group.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 GROUP = 32
 """Number of inputs that share a scale."""
 EXPONENT = 0x7C
-"""The exponent bits in the upper byte of a float16, which are all set if it is infinite or NaN."""
+"""The exponent bits in the upper byte of a float16. All are set if the number is infinite or NaN."""
 
 
 class BlockFormat(NamedTuple):
@@ -22,27 +22,27 @@ class BlockFormat(NamedTuple):
     Attributes:
         inputs: number of inputs in a block.
         nbytes: bytes of a block.
-        halves: offsets of its float16 numbers in bytes.
+        float16_offsets: offsets in bytes of its float16 numbers.
         read: converts blocks uint8 `[blocks, nbytes]` to float32 `[blocks, inputs]`.
     """
 
     inputs: int
     nbytes: int
-    halves: tuple[int, ...]
+    float16_offsets: tuple[int, ...]
     read: Callable[[Tensor], Tensor]
 
 
 def dequantized(blocks: Tensor, name: str) -> Tensor:
     """Convert blocks uint8 `[out, bytes]` to a weight `[out, in]` in float32."""
-    form = FORMATS[name]
-    return form.read(blocks.reshape(-1, form.nbytes)).reshape(len(blocks), -1)
+    block_format = FORMATS[name]
+    return block_format.read(blocks.reshape(-1, block_format.nbytes)).reshape(len(blocks), -1)
 
 
 def has_finite_scales(blocks: Tensor, name: str) -> bool:
     """Whether all scales in blocks uint8 `[out, bytes]` are finite."""
-    form = FORMATS[name]
-    block_bytes = blocks.view(len(blocks), -1, form.nbytes)
-    exponents = (block_bytes[..., offset + 1] & EXPONENT for offset in form.halves)
+    block_format = FORMATS[name]
+    block_bytes = blocks.view(len(blocks), -1, block_format.nbytes)
+    exponents = (block_bytes[..., offset + 1] & EXPONENT for offset in block_format.float16_offsets)
     return not any(bool((exponent == EXPONENT).any()) for exponent in exponents)
 
 
@@ -56,32 +56,36 @@ def pack_q4_0(numbers: Tensor, scales: Tensor) -> Tensor:
     Returns:
         The blocks, uint8 `[out, bytes]`.
     """
-    return _packed(numbers, _bytes_of_halves(scales))
+    return _packed(numbers, _float16_bytes(scales))
 
 
 def pack_q4_1(numbers: Tensor, scales: Tensor, mins: Tensor) -> Tensor:
-    """As `pack_q4_0`, `q4_1` blocks for weights `scale * number + min`; `mins` are `[out, groups]`."""
-    return _packed(numbers, _bytes_of_halves(scales), _bytes_of_halves(mins))
+    """Make `q4_1` blocks as `pack_q4_0` does, for weights `scale * number + min`; `mins` are `[out, groups]`."""
+    return _packed(numbers, _float16_bytes(scales), _float16_bytes(mins))
 
 
 def pack_q4_zero(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """As `pack_q4_0`, `q4_zero` blocks for weights `scale * (number - zero)`; `zeros` are integers `[out, groups]`."""
-    return _packed(numbers, _bytes_of_halves(scales), zeros.to(torch.uint8)[..., None])
+    """Make `q4_zero` blocks as `pack_q4_0` does, for weights `scale * (number - zero)`; `zeros` are `[out, groups]`."""
+    return _packed(numbers, _float16_bytes(scales), zeros.to(torch.uint8)[..., None])
 
 
 def pack_q8_0(numbers: Tensor, scales: Tensor) -> Tensor:
-    """As `pack_q4_0`, `q8_0` blocks for weights `scale * (number - 128)` with numbers from 0 to 255."""
+    """Make `q8_0` blocks as `pack_q4_0` does, for weights `scale * (number - 128)` with numbers from 0 to 255."""
     grouped_numbers = numbers.to(torch.uint8).unflatten(1, (-1, GROUP)) ^ 128
-    return torch.cat((_bytes_of_halves(scales), grouped_numbers), -1).flatten(1)
+    return torch.cat((_float16_bytes(scales), grouped_numbers), -1).flatten(1)
 
 
 def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
-    """Random blocks uint8 `[outputs, bytes]` for trials, the same in each call, with small scales."""
-    form = FORMATS[name]
+    """Random blocks uint8 `[outputs, bytes]` with small scales, for trials; the same in every call."""
+    block_format = FORMATS[name]
     generator = torch.Generator().manual_seed(0)
     # a float16 whose upper byte is below 64 is finite, and below 2
     return torch.randint(
-        64, (outputs, inputs // form.inputs * form.nbytes), dtype=torch.uint8, generator=generator, device="cpu"
+        64,
+        (outputs, inputs // block_format.inputs * block_format.nbytes),
+        dtype=torch.uint8,
+        generator=generator,
+        device="cpu",
     )
 
 
@@ -91,17 +95,17 @@ def _packed(numbers: Tensor, *heads: Tensor) -> Tensor:
     return torch.cat([*heads, low_numbers | high_numbers << 4], -1).flatten(1)
 
 
-def _bytes_of_halves(values: Tensor) -> Tensor:
+def _float16_bytes(values: Tensor) -> Tensor:
     return values.half().contiguous()[..., None].view(torch.uint8)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 number at a byte of each block, as float32 `[blocks, 1]`."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+def _float16_at(blocks: Tensor, offset: int) -> Tensor:
+    """The float16 number at an offset in each block, as float32 `[blocks, 1]`."""
+    return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(blocks: Tensor) -> Tensor:
-    """Split n bytes into numbers of four bits `[blocks, 2 n]`: first all lower halves, then all upper ones."""
+    """Split n bytes into numbers of four bits `[blocks, 2 n]`: first all lower bits, then all upper bits."""
     return torch.cat((blocks & 15, blocks >> 4), 1)
 
 
@@ -111,41 +115,41 @@ def _bits(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+    return _float16_at(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+    return _float16_at(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _float16_at(blocks, 2)
 
 
 def _q4_zero(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 3:]).float() - blocks[:, 2:3].float())
+    return _float16_at(blocks, 0) * (_nibbles(blocks[:, 3:]).float() - blocks[:, 2:3].float())
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
     numbers = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
-    return _half(blocks, 0) * (numbers.float() - 16)
+    return _float16_at(blocks, 0) * (numbers.float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     numbers = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
-    return _half(blocks, 0) * numbers.float() + _half(blocks, 2)
+    return _float16_at(blocks, 0) * numbers.float() + _float16_at(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
+    return _float16_at(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales and mins of eight groups, each float32 `[blocks, 8, 1]`, stored in 12 bytes with six bits each."""
+    """The scales and mins of eight groups, float32 `[blocks, 8, 1]` each; 12 bytes store them in six bits each."""
     scale_bytes, min_bytes, nibble_bytes = blocks[:, 4:16].chunk(3, 1)
     scales = torch.cat((scale_bytes & 63, nibble_bytes & 15 | scale_bytes >> 6 << 4), 1)
     mins = torch.cat((min_bytes & 63, nibble_bytes >> 4 | min_bytes >> 6 << 4), 1)
-    return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * mins)[..., None]
+    return (_float16_at(blocks, 0) * scales)[..., None], (_float16_at(blocks, 2) * mins)[..., None]
 
 
 def _pairs_of_groups(blocks: Tensor) -> Tensor:
-    """Numbers of four bits `[blocks, 8, 32]`: 32 bytes hold one group in the lower halves, the next in the upper."""
+    """Numbers of four bits `[blocks, 8, 32]`. The lower bits of 32 bytes are a group, and the upper bits the next."""
     packed_groups = blocks.unflatten(1, (4, 1, GROUP))
     return torch.cat((packed_groups & 15, packed_groups >> 4), 2).flatten(1, 2)
 
@@ -169,7 +173,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     high_bytes = blocks[:, 128:192].unflatten(1, (2, 1, GROUP))
     low_bits = torch.cat((low_bytes & 15, low_bytes >> 4), 2).unflatten(3, (2, GROUP)).flatten(2, 3)
     high_bits = high_bytes >> torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None] & 3
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
+    scales = _float16_at(blocks, 208) * blocks[:, 192:208].view(torch.int8)
     numbers = (low_bits | high_bits << 4).float() - 32
     return (scales[..., None] * numbers.reshape(len(blocks), 16, 16)).flatten(1)
 

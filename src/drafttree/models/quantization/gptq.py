@@ -1,10 +1,10 @@
 """Weights rounded to four bits by GPTQ, which makes up for a column's rounding error in the columns after it.
 
 Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", Algorithm 1.
-Scales are found beforehand from the weight itself, so that columns can be rounded in any order: those with the largest
+Scales are found beforehand from the weight itself, so that columns can be rounded in any order. Those with the largest
 inputs come first, while many columns are left to make up for their errors (`--act-order` there). Scales that weigh
-errors by the size of inputs were no better on Gemma 3 270M: perplexity +10.7 +- 0.7 and +7.1 +- 0.7 % on two texts,
-+8.9 +- 0.6 and +8.3 +- 0.8 % without weights.
+errors by the size of inputs were no better on Gemma 3 270M. With them, perplexity rose by 10.7 +- 0.7 and 7.1 +- 0.7 %
+on two texts; without, by 8.9 +- 0.6 and 8.3 +- 0.8 %.
 """
 
 from typing import NamedTuple
@@ -16,15 +16,15 @@ from drafttree.models.quantization.blocks import GROUP, pack_q4_zero
 
 LARGEST = 15
 DAMPING = 0.05
-"""Fraction of the diagonal's mean that is added to the diagonal of a Hessian, since it is of few texts only."""
+"""Fraction of its mean that is added to the diagonal of a Hessian, since that is counted on few texts only."""
 AT_ONCE = 128
-"""Columns of a block: errors go to later columns of the block at once, and to the rest of the weight after it."""
+"""Columns of a block. Errors are passed on at once within the block, and to the rest of the weight after it."""
 PARTS = 8
-"""Parts into which inputs are split, so that little more than the upper half of a Hessian is summed."""
+"""Inputs are split into this many parts, so that little more than the upper triangle of a Hessian is summed."""
 SMALLEST_SCALE = 2.0**-17
-"""The least scale: from here on a bfloat16 is a float16 too, so that files of either dtype hold the same scale."""
+"""The smallest scale. From here on a bfloat16 is a float16 too, so that files of both dtypes have the same scales."""
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-"""Fractions of a group's range that are tried: values outside are clipped, and the others rounded more finely."""
+"""Fractions of a group's range that are tried. Values outside are clipped, and the others are rounded more finely."""
 
 
 class Hessian:
@@ -81,11 +81,11 @@ def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
         weight: `[out, in]`; the number of inputs is a multiple of 32.
         hessian: `[in, in]`, as of `Hessian.matrix`.
     """
-    if not bool(hessian.diagonal().any()):  # no rows were added: all inputs count alike
+    if not bool(hessian.diagonal().any()):  # without rows, all inputs count alike
         hessian = torch.eye(len(hessian))
     scales, zeros = find_scales(weight)
     order = hessian.diagonal().argsort(descending=True)
-    pending_columns = weight.float().t()[order]  # a column's numbers lie behind each other
+    pending_columns = weight.float().t()[order]  # so that a column's numbers are contiguous
     group_of = order // GROUP
     units = scales.float().t()[group_of]
     zero_points = zeros.float().t()[group_of]
@@ -163,7 +163,7 @@ def _as_stored(scale: Tensor) -> Tensor:
 
 
 def _factors(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of a damped Hessian, by which errors are passed on.
+    """The upper Cholesky factor of the inverse of a damped Hessian, which decides how errors are passed on.
 
     H = R R^T with R upper is a Cholesky decomposition from the end, and the inverse of R is that factor.
     """

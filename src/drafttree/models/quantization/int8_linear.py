@@ -1,18 +1,18 @@
 """Linear layers with weights of eight bits, which take less memory and time, but make another model with other texts.
 
-A weight has one scale per output. The loss depends on the model: the embedded target's perplexity changes by
--0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.81 +- 0.04 %
-(71,540 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
-another 0.14 +- 0.015 %; that of a drafter does not, whose drafts change no text.
+A weight has one scale per output. The loss depends on the model. The embedded target's perplexity changes by
+-0.004 +- 0.010 % (143,080 tokens of the books' test set, activations not rounded). That of Qwen2.5-Coder 0.5B changes
+by 0.81 +- 0.04 % (71,540 tokens of WikiText-2, activations in eight bits too). The head of a target is not quantised,
+since that would cost another 0.14 +- 0.015 %. The head of a drafter is, since drafts change no text.
 
-On a CPU drafttree-native runs such layers, and rounds activations to eight bits too (`native/src/panels.h`). The module
-itself converts whole weights, which is slower, and does not round activations; passes of drafttree-native are compared
-with it.
+On a CPU, drafttree-native runs such layers, and rounds activations to eight bits too (`native/src/panels.h`). The
+module itself converts whole weights, which is slower, and does not round activations. Passes of drafttree-native are
+compared with it.
 
-On CUDA activations are rounded to sixteen bits, each row by its largest value. The integers are multiplied and added
-exactly, so a token's logits do not depend on the others in its pass. Eight bits would be faster. But there attention
-adds up the rows of a tree in another order than those of a chain, and with eight bits a difference in the last place
-of a sum could round to integers far apart.
+On CUDA, activations are rounded to sixteen bits, each row by its largest value. The integers are multiplied and added
+exactly, so a token's logits do not depend on the others in its pass. Eight bits would be faster. But on CUDA, attention
+adds up the rows of a tree in another order than those of a chain. With eight bits, a difference in the last place of a
+sum could round to integers far apart.
 """
 
 import torch
@@ -27,7 +27,7 @@ LARGEST = 256 * INT8_MAX
 """The largest activation of sixteen bits: 256 * upper byte + lower byte, both from -128 to 127."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
-"""Fewest rows of torch's product of integers on CUDA, and the number that its sizes must be multiples of."""
+"""On CUDA, the fewest rows of torch's product of integers, and the number that divides all its sizes."""
 
 
 class Int8Linear(QuantizedLinear):
@@ -56,7 +56,7 @@ class Int8Linear(QuantizedLinear):
             numbers = numbers / torch.where(units == 0, 1.0, units)[:, None]
             integers.copy_(numbers.round_().clamp_(-INT8_MAX, INT8_MAX))
         self.quantized = nn.Parameter(quantized, requires_grad=False)
-        # no parameter, or transformers would take its dtype for the model's
+        # a buffer, since transformers would take a parameter's dtype for the model's
         self.register_buffer("scale", scale)
 
     def product(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
 
 
 def rounded_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
-    """The same of rows rounded to sixteen bits, in sums of integers."""
+    """The same product with rows rounded to sixteen bits, in sums of integers."""
     float_rows = x if x.dtype == torch.float32 else x.float()
     unit = float_rows.abs().amax(-1, keepdim=True) / LARGEST
     # rounded, since a float this large has no place behind the point; its lowest bytes are the integer's.

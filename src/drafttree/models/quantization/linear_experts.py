@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 KNOWN = {"Qwen3MoeExperts", "Gemma4TextExperts"}
-"""Classes of transformers' experts that `linear_experts` splits: those of families that drafttree-native knows."""
+"""Classes of transformers' experts that `linear_experts` splits, in the families that drafttree-native knows."""
 
 
 class LinearExperts(nn.Module):
     """The experts of a layer with separate weights; transformers stacks the weights of all experts.
 
     Args:
-        experts: transformers' experts, which this replaces; their weights are not read.
+        experts: transformers' experts, which these replace; their weights are not read.
         gates: by expert, the linear layer of its gates, with a weight `[inner, hidden]`.
-        ups: by expert, the linear layer of what is gated, with a weight `[inner, hidden]`.
+        ups: by expert, the linear layer of its gated values, with a weight `[inner, hidden]`.
         downs: by expert, the linear layer of its output, with a weight `[hidden, inner]`.
 
     Attributes:

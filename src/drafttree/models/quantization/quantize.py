@@ -16,15 +16,15 @@ from drafttree.models.quantization.quantized_linear import quantization
 
 @torch.no_grad()
 def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
-    """Replace all linear layers of a model but its head by `Int8Linear`; on a CPU stacked experts too.
+    """Replace all linear layers of a model but its head by `Int8Linear`; on a CPU, stacked experts too.
 
     Args:
         module: the model.
         head: whether to call `quantize_head` too.
 
     Raises:
-        ModelError: the model is quantised already, it has no linear layers but its head, or a layer cannot have weights
-            of eight bits on its device.
+        ModelError: the model is quantised already, or has no linear layers but its head. Or a layer's weights cannot
+            have eight bits on its device.
     """
     class_name = type(module).__name__
     if method := quantization(module):
@@ -42,7 +42,7 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
         if reason := why_not_multiplied(layer):
             raise ModelError(f"{name} of {class_name} {reason}; leave out quantize")
     layer = children = own_head = None
-    while layers:  # drops each layer as it is replaced, so that weights are freed one by one
+    while layers:  # each layer is dropped when it is replaced, so that weights are freed one by one
         parent, name, child = layers.pop()
         setattr(parent, name, Int8Linear(child))
     if head:
@@ -50,9 +50,9 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
 
 
 def _stacked_experts(module: PreTrainedModel) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Experts that `linear_experts` splits, each with its parent and its name there; none on other devices than CPUs.
+    """Experts that `linear_experts` splits, each with its parent module and its name in it.
 
-    On those one kernel multiplies the weights of all experts, and it has no version for eight bits.
+    On other devices than CPUs there are none: one kernel multiplies the weights of all experts, but not in eight bits.
     """
     if module.device.type != "cpu":
         return
@@ -64,7 +64,7 @@ def _stacked_experts(module: PreTrainedModel) -> Iterator[tuple[nn.Module, str, 
 
 @torch.no_grad()
 def quantize_head(module: PreTrainedModel) -> None:
-    """Replace the head, and an embedding that shares its weight, by quantised ones; neither if one cannot be."""
+    """Quantise the head and, if they share a weight, the embedding; neither if one of them cannot be."""
     head: Any = module.get_output_embeddings()
     embedding: Any = module.get_input_embeddings()
     if type(head) is not nn.Linear or why_not_multiplied(head):

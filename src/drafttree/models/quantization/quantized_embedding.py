@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from drafttree.models.quantization.quantized_linear import QuantizedLinear, dequantized_rows
 
 SCALED = "ScaledWordEmbedding"
-"""End of the names of transformers' classes of embeddings that have a factor (Gemma)."""
+"""Class names of transformers' embeddings with a factor (Gemma) end in this."""
 
 
 class QuantizedEmbedding(nn.Module):
-    """An embedding whose rows are those of a quantised weight.
+    """An embedding whose rows are the rows of a quantised weight.
 
     Args:
         weight: the layer that has the weight, such as an output projection.

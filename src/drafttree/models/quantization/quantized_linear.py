@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from drafttree.models.quantization import blocks
 
 ROWS_AT_ONCE = 256
-"""Rows of a weight that are converted to float32 at once, so that they stay in a processor's cache."""
+"""Number of rows of a weight that are converted to float32 at once, so that they stay in a processor's cache."""
 
 
 _rounds: ContextVar[bool] = ContextVar("rounds", default=True)
@@ -17,10 +17,10 @@ _rounds: ContextVar[bool] = ContextVar("rounds", default=True)
 
 @contextmanager
 def unrounded_activations() -> Iterator[None]:
-    """Context manager: activations are not rounded, on CUDA neither.
+    """Context manager: activations are not rounded, not even on CUDA.
 
     Two backends may differ in the last place of a sum, and then round an activation to different integers. Without
-    rounding one sees whether they agree.
+    rounding, a comparison shows whether they agree.
     """
     token = _rounds.set(False)
     try:
@@ -35,12 +35,12 @@ def rounds_activations() -> bool:
 
 
 class QuantizedLinear(nn.Module):
-    """Base of linear layers with the quantised weight of another; each method of quantisation has a subclass.
+    """Base of linear layers with a quantised weight; each method of quantisation has a subclass.
 
     The weight is not called `weight`, so that a model that reads it directly fails instead of computing wrong results.
 
     Args:
-        layer: the layer to be quantised.
+        layer: the layer that it replaces.
 
     Attributes:
         method: name of the method.
@@ -78,10 +78,10 @@ class QuantizedLinear(nn.Module):
         return (product if self.bias is None else product + self.bias).unflatten(0, x.shape[:-1])
 
 
-def dequantized_rows(quantized: Tensor, scale: Tensor | None, form: str | None) -> Tensor:
+def dequantized_rows(quantized: Tensor, scale: Tensor | None, block_name: str | None) -> Tensor:
     """Convert rows of a quantised weight to float32, given their scales or the name of their blocks."""
-    if form:
-        return blocks.dequantized(quantized, form)
+    if block_name:
+        return blocks.dequantized(quantized, block_name)
     assert scale is not None
     return quantized * scale[:, None]
 
@@ -92,7 +92,7 @@ def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
 
 
 def quantized_scales(module: nn.Module) -> list[Tensor]:
-    """The scales of all quantised layers of a module; they are not among its parameters."""
+    """The scales of all quantised layers of a module, which are not among its parameters."""
     return [layer.scale for layer in quantized_layers(module) if layer.scale is not None]
 
 

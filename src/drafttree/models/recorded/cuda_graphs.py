@@ -9,12 +9,13 @@ from torch import Tensor
 from drafttree.models.cache.buffer_pool import RecordedPass
 
 WARMUPS = 2
+"""Runs of a pass before its capture."""
 
 
 class CudaGraphs:
     """Records passes as CUDA graphs. If a capture fails, it warns of the reason and returns None.
 
-    The graphs share one pool of memory, so no two may run at the same time.
+    The graphs share one memory pool, so no two of them may run at the same time.
 
     Args:
         device: the device where the passes run.
@@ -44,7 +45,7 @@ class CudaGraphs:
             with torch.cuda.stream(self._side_stream):
                 for _ in range(WARMUPS):
                     run()
-                # other threads may use the device meanwhile, which would end a capture that is global
+                # a global capture would fail if another thread used the device meanwhile
                 options = {"stream": self._side_stream, "capture_error_mode": "thread_local"}
                 with torch.cuda.graph(graph, pool=self._memory_pool, **options):
                     outputs = run()

@@ -16,7 +16,7 @@ from drafttree.models.segment import Segment
 from drafttree.models.windows import EVERYTHING
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Node counts of recorded passes; larger passes, which read prompts, are not recorded."""
+"""Node counts of recorded passes. Larger passes, which read prompts, are not recorded."""
 MAX_DRAFTED = 1024
 """Drafted rows that a recorded pass can see; a pass that sees more is not recorded."""
 
@@ -45,32 +45,34 @@ class StaticAttention(NamedTuple):
 class MaskedInputs:
     """Makes the inputs of passes over one request. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
-    All passes read the same memory, which the host writes in one copy. It holds the numbers of committed and drafted
-    rows too, from which a pass computes its mask on the device.
+    All passes read the same memory, which the host writes in one copy. It includes the numbers of committed and drafted
+    rows, from which a pass computes its mask on the device.
 
     Args:
         layout: layout of the KV caches.
         groups: query heads that share a key head.
-        like: a tensor of the dtype and device of a pass.
-        hidden: width of the states that a draft head reads, 0 for a model.
+        reference_tensor: a tensor of the dtype and device of a pass.
+        hidden_size: width of the states that a draft head reads, 0 for a model.
     """
 
-    def __init__(self, layout: CacheLayout, groups: int, like: Tensor, hidden: int) -> None:
+    def __init__(self, layout: CacheLayout, groups: int, reference_tensor: Tensor, hidden_size: int) -> None:
         nodes = BUCKETS[-1]
         self._layout = layout
         self._groups = groups
         arrays = _arrays(nodes)
-        self._memory = torch.zeros(byte_places(arrays)[-1], dtype=torch.uint8, device=like.device)
+        self._memory = torch.zeros(byte_places(arrays)[-1], dtype=torch.uint8, device=reference_tensor.device)
         self._numbers, self._visible_bits = as_placed(self._memory, arrays)
-        self._hidden = torch.zeros(1, nodes, hidden, dtype=like.dtype, device=like.device)
+        self._hidden_states = torch.zeros(
+            1, nodes, hidden_size, dtype=reference_tensor.dtype, device=reference_tensor.device
+        )
 
-    def make_room(self, segments: Sequence[Segment], like: Tensor) -> int | None:
+    def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> int | None:
         (segment,) = segments
         nodes, drafted = segment.visible.shape
         if nodes > BUCKETS[-1] or drafted > MAX_DRAFTED:
             return None
         bucket = next(size for size in BUCKETS if size >= nodes)
-        segment.cache.reserve(like, bucket)
+        segment.cache.reserve(reference_tensor, bucket)
         return bucket
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
@@ -80,7 +82,7 @@ class MaskedInputs:
         """Per layer the keys and values `[1, key heads, rows, width]` of all rows of the cache's buffers."""
         return layer_rows(self._layout, _pooled(segments).buffers)
 
-    def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: int, memory: None = None) -> None:
+    def store(self, segments: Sequence[Segment], hidden_states: Tensor, sizes: int, memory: None = None) -> None:
         (segment,) = segments
         nodes, drafted = segment.visible.shape
         start = segment.cache.get_seq_length()
@@ -90,9 +92,9 @@ class MaskedInputs:
         numbers[2, :3] = segment.cache.length, start, start + nodes
         visible_bits[:nodes, : -(-drafted // 8)] = packed_bits(segment.visible)
         send_to([numbers, visible_bits], self._memory)
-        if self._hidden.numel():
-            self._hidden[:, :nodes] = hidden
-            self._hidden[:, nodes:].zero_()  # an earlier pass may have left NaN
+        if self._hidden_states.numel():
+            self._hidden_states[:, :nodes] = hidden_states
+            self._hidden_states[:, nodes:].zero_()  # an earlier pass may have left NaN
 
     def inputs(self, memory: None, sizes: int, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         """See `InputBuilder`. Padding nodes are masked from all others and attend to the prefix and to themselves."""
@@ -101,19 +103,19 @@ class MaskedInputs:
         columns = torch.arange(rows[0][0].shape[-2], device=start.device)
         drafted_visible = unpacked_bits(self._visible_bits[:sizes], MAX_DRAFTED)
         visible_rows = _visible_rows(columns, length, end, drafted_visible) | (columns == new_rows[:, None])
-        mask = torch.zeros(visible_rows.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(
+        mask = torch.zeros(visible_rows.shape, dtype=self._hidden_states.dtype, device=start.device).masked_fill_(
             ~visible_rows, -torch.inf
         )
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
         attentions = {(EVERYTHING, self._groups): attention}
         tokens = self._numbers[:1, :sizes]
         positions = self._numbers[1:2, :sizes]
-        hidden_states = self._hidden[:, :sizes]
+        hidden_states = self._hidden_states[:, :sizes]
         return PassInputs(tokens, positions, hidden_states, rows, lambda span, groups: attentions[span, groups])
 
-    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        """See `InputBuilder`; here there may be several requests, with KV caches of any kind."""
-        return PassInputs.of(segments, hidden)
+    def unrecorded(self, segments: Sequence[Segment], hidden_states: Tensor) -> PassInputs:
+        """See `InputBuilder`. Here there may be several requests, with any KV caches."""
+        return PassInputs.of(segments, hidden_states)
 
 
 def _arrays(nodes: int) -> tuple[Array, Array]:
@@ -122,9 +124,9 @@ def _arrays(nodes: int) -> tuple[Array, Array]:
     The bits come last, so that a pass over fewer nodes copies fewer bytes and all arrays keep their places.
 
     Returns:
-        int64 `[3, nodes of the largest pass]`: token ids, positions, and in the last row the number of committed rows,
-        of rows in use before the pass and of rows in use after it; and uint8 `[nodes, MAX_DRAFTED / 8]`: one bit for
-        each drafted row that a node may attend to.
+        int64 `[3, nodes of the largest pass]`: token ids, positions, and three numbers of rows: the committed ones,
+        those in use before the pass, and those in use after it. And uint8 `[nodes, MAX_DRAFTED / 8]`: for each node,
+        one bit for every drafted row, set if the node may attend to it.
     """
     return np.zeros((3, BUCKETS[-1]), dtype=np.int64), np.zeros((nodes, MAX_DRAFTED // 8), dtype=np.uint8)
 
@@ -133,7 +135,7 @@ def _visible_rows(columns: Tensor, length: Tensor, end: Tensor, drafted_visible:
     """Bool `[nodes, rows]`: which rows of a KV cache nodes attend to: all committed ones, and some drafted ones.
 
     Args:
-        columns: `[rows]` their indices.
+        columns: `[rows]` indices of the rows.
         length: number of committed rows.
         end: number of rows in use.
         drafted_visible: bool `[nodes, MAX_DRAFTED]` which drafted rows nodes attend to.

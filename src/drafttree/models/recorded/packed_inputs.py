@@ -28,7 +28,7 @@ ColumnT = TypeVar("ColumnT", Array, Tensor)
 class PackedAttention(NamedTuple):
     """Attention to the rows of several requests. See `PassAttention`.
 
-    The committed rows of all requests are attended to in one call and the trees in another, whose results are joined by
+    One call attends to the committed rows of all requests, and another to their trees. The two results are joined by
     their log-sum-exps.
 
     Attributes:
@@ -56,8 +56,8 @@ class PackedAttention(NamedTuple):
     def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`.
 
-        Query heads that share a key head are stacked as queries, so rows are read once for all of them. Torch's kernel
-        could group heads itself, but for single queries it then returns the log-sum-exps in another order.
+        Query heads that share a key head are stacked as queries, so that rows are read once for all of them. Torch's
+        kernel could group heads itself. But then it returns the log-sum-exps of single queries in another order.
         """
         grouped_query = query.unflatten(1, (len(rows[0]), -1)).transpose(1, 2)
         stacked_query = grouped_query.flatten(0, 1)
@@ -76,17 +76,17 @@ class PackedSizes(NamedTuple):
         nodes: nodes of all requests.
         drafted: drafted rows of all requests, the nodes' included.
         requests: number of requests.
-        most_nodes: largest number of nodes of one request.
+        max_request_nodes: largest number of nodes of one request.
     """
 
     nodes: int
     drafted: int
     requests: int
-    most_nodes: int
+    max_request_nodes: int
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> "PackedSizes":
-        """The sizes of a pass without padding."""
+        """The sizes of a pass, without padding."""
         nodes = [segment.nodes for segment in segments]
         drafted = sum(segment.visible.shape[1] for segment in segments)
         return cls(sum(nodes), drafted, len(segments), max(nodes))
@@ -110,9 +110,9 @@ class RequestColumns(NamedTuple, Generic[ColumnT]):
     """What a pass reads about each request; the rows of `PassArrays.requests`.
 
     Attributes:
-        first_nodes: `[requests + 1]` indices of the requests' first nodes; after the last request the end of its nodes.
-        prefix_lengths: `[requests + 1]` numbers of committed rows, at least 1; the last number is not read.
-        prefix_starts: `[requests + 1]` indices of the first committed rows; the last number is not read.
+        first_nodes: `[requests + 1]` index of each request's first node, then the number of all nodes.
+        prefix_lengths: `[requests + 1]` number of each request's committed rows, at least 1; the last is not read.
+        prefix_starts: `[requests + 1]` index of each request's first committed row; the last is not read.
     """
 
     first_nodes: ColumnT
@@ -121,9 +121,9 @@ class RequestColumns(NamedTuple, Generic[ColumnT]):
 
 
 class PassArrays(NamedTuple, Generic[ColumnT]):
-    """What the host writes for a pass, or its copy on the device; padding nodes belong to no request.
+    """The arrays that the host writes for a pass, or their copies on the device. Padding nodes belong to no request.
 
-    Columns of one shape share an array, since each array costs the host time to copy.
+    Columns of one shape share an array, since the copy of each array takes the host time.
 
     Attributes:
         nodes: int64 `[3, nodes]`, see `NodeColumns`.
@@ -141,7 +141,7 @@ class PassArrays(NamedTuple, Generic[ColumnT]):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays[Array]":
-        """The arrays of a pass, padded to these sizes; its KV caches are of a `RangePool`."""
+        """The arrays of a pass whose KV caches are of a `RangePool`, padded to these sizes."""
         arrays = PassArrays(
             nodes=np.zeros((3, sizes.nodes), dtype=np.int64),
             requests=np.zeros((3, sizes.requests + 1), dtype=np.int32),
@@ -189,11 +189,13 @@ class PackedTensors(NamedTuple):
     hidden: Tensor
 
     @classmethod
-    def empty(cls, arrays: PassArrays[Array], hidden: Tensor) -> "PackedTensors":
-        """Uninitialised memory for arrays of these shapes, on the device of `hidden` and with room for its states."""
-        memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden.device)
-        nodes = arrays.nodes.shape[1] if hidden.numel() else 0
-        return cls(memory, PassArrays(*as_placed(memory, arrays)), hidden.new_zeros(1, nodes, hidden.shape[-1]))
+    def empty(cls, arrays: PassArrays[Array], hidden_states: Tensor) -> "PackedTensors":
+        """Uninitialised memory for arrays of these shapes and for hidden states, on the device of `hidden_states`."""
+        memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden_states.device)
+        nodes = arrays.nodes.shape[1] if hidden_states.numel() else 0
+        return cls(
+            memory, PassArrays(*as_placed(memory, arrays)), hidden_states.new_zeros(1, nodes, hidden_states.shape[-1])
+        )
 
 
 class PackedInputs:
@@ -215,9 +217,9 @@ class PackedInputs:
         self._groups = groups
         self._varlen = varlen
 
-    def make_room(self, segments: Sequence[Segment], like: Tensor) -> PackedSizes | None:
+    def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> PackedSizes | None:
         for segment in segments:
-            segment.cache.reserve(like, segment.nodes)
+            segment.cache.reserve(reference_tensor, segment.nodes)
         sizes = PackedSizes.of(segments)
         if max(sizes.nodes, sizes.drafted) > BUCKETS[-1] or sizes.requests > MAX_REQUESTS:
             return None
@@ -232,14 +234,18 @@ class PackedInputs:
         return [(keys[0], values[0]) for keys, values in layer_rows(self._layout, self.pool.buffers)]
 
     def store(
-        self, segments: Sequence[Segment], hidden: Tensor, sizes: PackedSizes, memory: PackedTensors | None = None
+        self,
+        segments: Sequence[Segment],
+        hidden_states: Tensor,
+        sizes: PackedSizes,
+        memory: PackedTensors | None = None,
     ) -> PackedTensors:
         arrays = PassArrays.of(segments, sizes)
-        memory = memory or PackedTensors.empty(arrays, hidden)
+        memory = memory or PackedTensors.empty(arrays, hidden_states)
         send_to(arrays, memory.memory)
-        if hidden.numel():
-            memory.hidden[:, : hidden.shape[1]] = hidden
-            memory.hidden[:, hidden.shape[1] :].zero_()  # an earlier pass may have left NaN
+        if hidden_states.numel():
+            memory.hidden[:, : hidden_states.shape[1]] = hidden_states
+            memory.hidden[:, hidden_states.shape[1] :].zero_()  # an earlier pass may have left NaN
         return memory
 
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
@@ -250,10 +256,10 @@ class PackedInputs:
 
         def attention(_: Span, __: int) -> PackedAttention:
             prefixes = Prefixes(
-                starts=requests.first_nodes * groups,
-                lengths=requests.prefix_lengths[:-1],
-                firsts=requests.prefix_starts,
-                most_queries=sizes.most_nodes * groups,
+                query_starts=requests.first_nodes * groups,
+                row_counts=requests.prefix_lengths[:-1],
+                row_starts=requests.prefix_starts,
+                max_queries=sizes.max_request_nodes * groups,
             )
             visible = unpacked_bits(arrays.visible_bits, sizes.drafted).repeat_interleave(groups, 0)
             has_prefix = arrays.has_prefix.repeat_interleave(groups, 0)
@@ -261,18 +267,18 @@ class PackedInputs:
 
         return PassInputs(nodes.tokens[None], nodes.positions[None], memory.hidden, rows, attention)
 
-    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+    def unrecorded(self, segments: Sequence[Segment], hidden_states: Tensor) -> PassInputs:
         sizes = PackedSizes.of(segments)
-        return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
+        return self.inputs(self.store(segments, hidden_states, sizes), sizes, self.rows(segments))
 
 
 def _bucket(count: int) -> int:
-    """The smallest bucket that is not below a count."""
+    """The smallest bucket of at least this count."""
     return BUCKETS[bisect_left(BUCKETS, count)]
 
 
 def _tree_rows(segment: Segment) -> Array:
-    """Indices of a request's drafted rows in the allocation, those of its new nodes included."""
+    """Indices in the allocation of a request's drafted rows, those of its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
     start = cache.pooled.start + cache.length

@@ -1,9 +1,9 @@
 """Passes over trees that are recorded in a few fixed shapes on fixed memory, as CUDA graphs need them, and replayed.
 
-A launch costs the host as much time as a small kernel takes, so a pass that is recorded once and replayed can be many
-times faster. Nothing in it may depend on the host: node counts are rounded up to a bucket, and the device reads how
-many rows of a KV cache are in use. Buffers of finished texts are kept with the passes recorded on them, for the next
-text.
+A launch costs the host as much time as a small kernel takes. So a pass that is recorded once and replayed can be many
+times faster. Nothing in it may depend on the host. So node counts are rounded up to a bucket, and the device itself
+reads how many rows of a KV cache are in use. Buffers of finished texts are kept for the next text, with the passes
+recorded on them.
 """
 
 import logging
@@ -30,8 +30,13 @@ logger = logging.getLogger("drafttree")
 class InputBuilder(Protocol):
     """Makes the inputs of recorded passes in memory that does not move."""
 
-    def make_room(self, segments: Sequence[Segment], like: Tensor) -> Any:
-        """Make room for the rows of a pass, in the dtype of `like`; its padded sizes, None if it is too large."""
+    def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> Any:
+        """Make room for a pass, and return its padded sizes; None if it is too large.
+
+        Args:
+            segments: the parts of the pass.
+            reference_tensor: a tensor of the pass's dtype, on its device.
+        """
         ...
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
@@ -42,34 +47,34 @@ class InputBuilder(Protocol):
         """Per layer the rows that a pass over these requests reads and writes."""
         ...
 
-    def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: Any, memory: Any) -> Any:
-        """Store what a pass reads, in the memory of an earlier pass if that is given, and return the memory."""
+    def store(self, segments: Sequence[Segment], hidden_states: Tensor, sizes: Any, memory: Any) -> Any:
+        """Store what a pass reads, in `memory` of an earlier pass if it is not None, and return the memory."""
         ...
 
     def inputs(self, memory: Any, sizes: Any, rows: list[Any]) -> PassInputs:
         """The inputs of a pass, computed on the device from what is stored."""
         ...
 
-    def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
+    def unrecorded(self, segments: Sequence[Segment], hidden_states: Tensor) -> PassInputs:
         """The inputs of a pass that is not recorded, of any size."""
         ...
 
 
 class RecordedPasses:
-    """The passes of a model or head over trees.
+    """Records and replays the passes of a model or draft head over trees.
 
-    One request is recorded wherever layers are fused: its attention is one call of torch's for every dtype and device,
-    with a mask (`MaskedInputs`). Several requests need a kernel for their prefixes that few devices have
-    (`find_varlen_attention`), and a second call for their trees, with which it is joined (`PackedInputs`).
+    A pass over one request is recorded for every dtype and device. Its attention is one call of torch with a mask
+    (`MaskedInputs`). A pass over several requests has two calls, whose results are joined (`PackedInputs`). One is for
+    the trees. The other is for the prefixes, with a kernel that few devices have (`find_varlen_attention`).
 
     Args:
-        recorder: records a pass.
+        recorder: records a pass, as `CudaGraphs` does.
         layout: layout of the KV caches.
         groups: query heads that share a key head.
-        like: a tensor of the cache's dtype, on its device.
-        hidden: width of the states that a draft head reads, 0 for a model.
+        reference_tensor: a tensor of the cache's dtype, on its device.
+        hidden_size: width of the states that a draft head reads, 0 for a model.
         varlen: attends to the prefixes of several requests in one call. If it is None, passes over several requests
-            are not recorded, and each request has calls of its own.
+            are not recorded, and each request has its own calls.
     """
 
     def __init__(
@@ -77,25 +82,25 @@ class RecordedPasses:
         recorder: Recorder,
         layout: CacheLayout,
         groups: int,
-        like: Tensor,
-        hidden: int = 0,
+        reference_tensor: Tensor,
+        hidden_size: int = 0,
         varlen: VarlenAttention | None = None,
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
-        self._like = like
-        self._masked = MaskedInputs(layout, groups, like, hidden)
+        self._reference_tensor = reference_tensor
+        self._masked = MaskedInputs(layout, groups, reference_tensor, hidden_size)
         self._packed = PackedInputs(RangePool(layout), layout, groups, varlen) if varlen else None
         self._pool = self._packed.pool if self._packed else BufferPool(layout)
 
     def new_cache(self, capacity: int) -> PooledCache:
-        """A KV cache whose passes can be recorded; its capacity includes the padding of the last pass."""
+        """A KV cache whose passes can be recorded. Its capacity includes room for the padding of a pass."""
         return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows of KV caches: passes recorded later stay valid until more are in use."""
+        """Make room for this many rows of KV caches. Passes recorded later stay valid until more rows are in use."""
         if self._packed:
-            self._packed.pool.reserve(rows, self._like)
+            self._packed.pool.reserve(rows, self._reference_tensor)
 
     def replay(
         self,
@@ -103,30 +108,30 @@ class RecordedPasses:
         run: Callable[[PassInputs], tuple[Tensor, ...]],
         *,
         variant: tuple[int, ...] = (),
-        hidden: Tensor | None = None,
+        hidden_states: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Run a pass, recorded where it can be, and count its rows in the KV caches.
 
         Args:
             segments: the parts of the pass.
             run: runs the pass on given inputs.
-            variant: tells passes of the same sizes apart.
-            hidden: `[1, nodes, hidden]` states that a draft head reads.
+            variant: distinguishes passes of the same sizes.
+            hidden_states: `[1, nodes, hidden]` states that a draft head reads.
 
         Returns:
             The outputs of `run`, each `[1, nodes, ...]`.
         """
-        hidden = self._like if hidden is None else hidden
+        hidden_states = self._reference_tensor if hidden_states is None else hidden_states
         builder = self._builder(segments)
-        outputs = self._replay(builder, segments, run, hidden, variant) if builder else None
+        outputs = self._replay(builder, segments, run, hidden_states, variant) if builder else None
         if outputs is None:
-            outputs = run((builder or self._masked).unrecorded(segments, hidden))
+            outputs = run((builder or self._masked).unrecorded(segments, hidden_states))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return outputs
 
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
-        """The builder for these requests; None if one has a KV cache with a window or of another pool."""
+        """The builder for these requests; None if a KV cache has a window or is of another pool."""
         caches = [segment.cache for segment in segments]
         if not all(
             isinstance(cache, PooledCache) and cache.pool is self._pool and not cache.windowed for cache in caches
@@ -139,17 +144,17 @@ class RecordedPasses:
         builder: InputBuilder,
         segments: Sequence[Segment],
         run: Callable[[PassInputs], tuple[Tensor, ...]],
-        hidden: Tensor,
+        hidden_states: Tensor,
         variant: tuple[int, ...],
     ) -> tuple[Tensor, ...] | None:
         """The outputs of a recorded pass; None where there is none."""
-        sizes = builder.make_room(segments, hidden)
+        sizes = builder.make_room(segments, hidden_states)
         if sizes is None or self._recorder is None:
             return None
         recorded_passes = builder.recorded(segments)
         key = sizes, variant
         memory, replay = recorded_passes.get(key, (None, None))
-        memory = builder.store(segments, hidden, sizes, memory)
+        memory = builder.store(segments, hidden_states, sizes, memory)
         if replay is None:
             rows = builder.rows(segments)  # a recorded pass must not keep the KV caches alive
             replay = self._record(lambda: run(builder.inputs(memory, sizes, rows)), sizes)
@@ -160,9 +165,9 @@ class RecordedPasses:
         return tuple(output[:, :nodes].clone() for output in replay())
 
     def _record(self, run: RecordedPass, sizes: Any) -> RecordedPass | None:
-        """A recorded pass. Its inputs must be in place: recording runs it, and so writes rows of the KV cache."""
+        """Record a pass. Its inputs must be stored before, since recording runs it and writes rows of the KV cache."""
         assert self._recorder
-        device = self._like.device
+        device = self._reference_tensor.device
         reserved_bytes = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
         start_seconds = time.perf_counter()
         replay = self._recorder(run)
@@ -182,11 +187,11 @@ class RecordedPasses:
 class RecordedBackend:
     """Replays recorded passes of fused layers. See `drafttree.models.base.Backend` for the protocol.
 
-    Texts may take turns on it, threads may not: every pass reads its inputs from the same memory. If a pass cannot be
-    recorded, it and all later ones run on the fused layers directly.
+    Several texts may use it by turns, but not several threads, since every pass reads its inputs from the same memory.
+    If a pass cannot be recorded, it and all later ones run on the fused layers directly.
 
     Args:
-        fused: runs the layers; its weights must stay where they are from then on.
+        fused: runs the layers. Its weights must not move from then on.
         recorder: records a pass.
         varlen: as of `RecordedPasses`; it is used if no layer has a window.
     """
@@ -207,7 +212,7 @@ class RecordedBackend:
         return self._passes.new_cache(capacity)
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
+        """Make room for this many rows of KV caches; see `RecordedPasses.reserve`."""
         self._passes.reserve(rows)
 
     def forward(
@@ -222,5 +227,5 @@ class RecordedBackend:
 
         if not segments:
             return []
-        x, *hidden_states = self._passes.replay(segments, run, variant=hidden_layers, hidden=states)
+        x, *hidden_states = self._passes.replay(segments, run, variant=hidden_layers, hidden_states=states)
         return fused.outputs_of(segments, x, tuple(hidden_states))

@@ -111,7 +111,7 @@ def test_the_page_says_that_a_window_is_lossy_and_keeps_the_text():
 def test_reduced_precision_promises_no_same_text_where_rounding_decides():
     assert "The text stays the same.\n" in changed(ties=False)
     html = " ".join(changed(ties=True, precision="bfloat16").split())
-    assert "The text stays the same, but where rounding to bfloat16 decides between two tokens." in html
+    assert "The text stays the same, except where rounding to bfloat16 decides between two tokens." in html
 
 
 def test_the_facts_are_those_of_the_decoder():

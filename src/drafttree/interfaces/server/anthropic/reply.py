@@ -50,10 +50,10 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving, resp
 
 
 def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> None:
-    """Refuse a request for thinking if the model does not think.
+    """Refuse thinking for a model without it.
 
     Raises:
-        ServerError: it is such a request.
+        ServerError: the request enables thinking, but the chat template does not support it.
     """
     dialect = serving.dialect
     thinking = request.thinking
@@ -84,8 +84,8 @@ class MessageText:
     def begin(self) -> Iterator[Json]:
         yield {"type": "message_start", "message": self.whole}
 
-    def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for answer_part, _ in self._texts.all[place].parts(chunk):
+    def add(self, text_index: int, chunk: Chunk) -> Iterator[Json]:
+        for answer_part, _ in self._texts.all[text_index].parts(chunk):
             match answer_part:
                 case Thought(text=text):
                     yield from self._write("thinking", text)
@@ -97,7 +97,7 @@ class MessageText:
                     self._input += text
                     yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
                 case Ended(reason=reason):
-                    stopped_by = chunk.stopped_by  # which may be the model's own end of a turn
+                    stopped_by = chunk.stopped_by  # perhaps the model's end of a turn, not the client's
                     yield from self._end(reason, stopped_by if stopped_by in self._stop_strings else None)
                 case None:  # there are no log-probabilities
                     pass
@@ -105,17 +105,19 @@ class MessageText:
     def fail(self, error: ServerError) -> Json:
         return error.anthropic_body
 
-    def _write(self, kind: str, text: str) -> Iterator[Json]:
-        """Yield the events that add text to a block of text or thinking, which begins first if it is not open."""
-        if not self._content or self._content[-1]["type"] != kind:
-            yield from self._open(kind, **{kind: ""}, **({"signature": ""} if kind == "thinking" else {}))
-        self._content[-1][kind] += text
-        yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
+    def _write(self, block_type: str, text: str) -> Iterator[Json]:
+        """Yield the events that add text to a block of text or thinking; if no such block is open, begin one."""
+        if not self._content or self._content[-1]["type"] != block_type:
+            yield from self._open(
+                block_type, **{block_type: ""}, **({"signature": ""} if block_type == "thinking" else {})
+            )
+        self._content[-1][block_type] += text
+        yield self._event("content_block_delta", delta={"type": f"{block_type}_delta", block_type: text})
 
-    def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
-        """Yield the events that end the open block, and begin another."""
+    def _open(self, block_type: str, **fields: Any) -> Iterator[Json]:
+        """Yield the events that end the open block and begin a new one."""
         yield from self._close()
-        self._content.append({"type": kind, **fields})
+        self._content.append({"type": block_type, **fields})
         yield self._event("content_block_start", content_block=self._content[-1])
 
     def _close(self) -> Iterator[Json]:
@@ -135,9 +137,9 @@ class MessageText:
         yield {"type": "message_delta", "delta": delta, **costs}
         yield {"type": "message_stop"}
 
-    def _event(self, kind: str, **fields: Any) -> Json:
+    def _event(self, event_type: str, **fields: Any) -> Json:
         """An event of the last block."""
-        return {"type": kind, "index": len(self._content) - 1, **fields}
+        return {"type": event_type, "index": len(self._content) - 1, **fields}
 
     @property
     def _usage(self) -> Json:
@@ -151,7 +153,7 @@ class MessageText:
 
 
 def _read_input(text: str) -> Json:
-    """Parse the input of a call; if it was cut short, as far as Anthropic's client would."""
+    """Parse the input of a call; if it was cut short, parse the part that Anthropic's client would."""
     try:
         return from_json(text, allow_partial=True)
     except ValueError:

@@ -46,11 +46,11 @@ TextBlocks = Annotated[ListOf[Annotated[TextBlock, by_type("a block")]], or_text
 ReturnedBlocks = Annotated[ListOf[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
 
 
-def _as_text(given: Any) -> Any:
-    """Write the input of a call as JSON, with the spelling of its numbers; text, as of a call cut short, stays."""
-    if not isinstance(given, dict | str | None):
+def _as_text(call_input: Any) -> Any:
+    """Write the input of a call as JSON with the client's spelling of numbers; text may come from a call cut short."""
+    if not isinstance(call_input, dict | str | None):
         raise mistake("dict_type", "")
-    return write_json(given) if isinstance(given, dict) else as_object_text(given)
+    return write_json(call_input) if isinstance(call_input, dict) else as_object_text(call_input)
 
 
 class ToolUseBlock(fields_of("messages.tool_use")):
@@ -79,34 +79,39 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(fields_of("messages.redacted_thinking")):
-    """The same, unreadable, so that no later answer is told."""
+    """Encrypted thinking, which the model is not shown."""
 
     type: Literal["redacted_thinking"]
 
 
-KINDS = {
+BLOCK_TYPES = {
     "user": ["text", "tool_result"],
     "assistant": ["text", "tool_use", "thinking", "redacted_thinking"],
     "system": ["text"],
 }
 
 
-SERVED = {kind for kinds in KINDS.values() for kind in kinds}
+SERVED_TYPES = {kind for kinds in BLOCK_TYPES.values() for kind in kinds}
 
 
-def _check_kind(block: Any, info: ValidationInfo) -> Any:
-    """Refuse a block in a turn of a role that it does not belong to."""
+def _check_block_type(block: Any, info: ValidationInfo) -> Any:
+    """Refuse a block of a type that the turn's role cannot have."""
     role = info.data.get("role")
     block_type = block.get("type") if isinstance(block, dict) else None
-    if role in KINDS and isinstance(block_type, str) and block_type in SERVED and block_type not in KINDS[role]:
-        raise not_served(f"a block of the {role}", block_type, KINDS[role])
+    if (
+        role in BLOCK_TYPES
+        and isinstance(block_type, str)
+        and block_type in SERVED_TYPES
+        and block_type not in BLOCK_TYPES[role]
+    ):
+        raise not_served(f"a block of the {role}", block_type, BLOCK_TYPES[role])
     return block
 
 
 Block = Annotated[
     TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | Unserved,
     by_type("a block"),
-    BeforeValidator(_check_kind),
+    BeforeValidator(_check_block_type),
 ]
 
 
@@ -156,14 +161,14 @@ def _check_type(schema: Schema, info: ValidationInfo) -> Schema:
 
 
 class CustomTool(FunctionDefinition, fields_of("messages.tools")):
-    """A tool of the client's own, which is the only kind that is served."""
+    """A tool that the client runs; other tools are not served."""
 
     type: Literal["custom", None] = None
     parameters: Annotated[Parameters, AfterValidator(_check_type)] = Field(alias="input_schema")  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def _refuse_function(tool: Any) -> Any:
-    """A tool that another API would run is a mistake, not one that this server lacks."""
+    """Refuse a tool in OpenAI's form. It would otherwise be left out as one that this server cannot run."""
     if isinstance(tool, dict) and tool.get("type") == "function":
         raise not_served("a tool", "function", ["custom, with an input_schema"])
     return tool
@@ -194,13 +199,13 @@ class JsonOutput(RequestModel):
 
 
 class OutputConfig(fields_of("messages.output_config")):
-    """The form of what is said."""
+    """The form of the answer's text."""
 
     format: Annotated[JsonOutput, by_type("a form")] | None = None
 
 
 class Thinking(fields_of("messages.thinking")):
-    """Whether the model is to think; where that is adaptive, as it does by itself."""
+    """Whether the model should think; if adaptive, its chat template decides."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -226,23 +231,23 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     )
 
     @model_validator(mode="after")
-    def _check_asked(self) -> Self:
-        """Refuse unsupported parts in the user's last turn, unless it has results of tools."""
+    def _check_last_turn(self) -> Self:
+        """Refuse unsupported blocks in the user's last turn, unless it has or follows results of tools."""
         turn_index = len(self.messages) - 1
-        if turn_index > 0 and self._goes_on:
+        if turn_index > 0 and self._continues_answer:
             turn_index -= 1
         turn = self.messages[turn_index]
         previous_content = self.messages[turn_index - 1].content if turn_index > 0 else []
-        behind_results = any(isinstance(block, ToolResultBlock) for block in [*previous_content[-1:], *turn.content])
-        if turn.role == "user" and not behind_results:
+        follows_results = any(isinstance(block, ToolResultBlock) for block in [*previous_content[-1:], *turn.content])
+        if turn.role == "user" and not follows_results:
             refuse_unserved(
-                turn.content, "a block of the user", " or ".join(KINDS["user"]), "messages", turn_index, "content"
+                turn.content, "a block of the user", " or ".join(BLOCK_TYPES["user"]), "messages", turn_index, "content"
             )
         return self
 
     @model_validator(mode="after")
     def _check_prefill(self) -> Self:
-        if not self._goes_on:
+        if not self._continues_answer:
             return self
         content = self.messages[-1].content
         form = self.output_config and self.output_config.format
@@ -260,12 +265,12 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         return self
 
     @property
-    def _goes_on(self) -> bool:
+    def _continues_answer(self) -> bool:
         """Whether the last message is the assistant's, which the answer continues."""
         return self.messages[-1].role == "assistant"
 
-    def as_chat(self, **more: Any) -> ChatRequest:
-        """The chat whose prompt it is, with more fields of a chat.
+    def as_chat(self, **chat_fields: Any) -> ChatRequest:
+        """The chat whose prompt is counted, with further fields of a chat.
 
         Raises:
             ServerError: as for `ChatRequest.of`.
@@ -286,8 +291,8 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             response_format=self.output_config and self.output_config.format,
             chat_template_kwargs=switches | (self.chat_template_kwargs or {}),
-            continue_final_message=self._goes_on,
-            **more,
+            continue_final_message=self._continues_answer,
+            **chat_fields,
         )
 
 
@@ -304,6 +309,6 @@ class MessagesRequest(SamplingFields, CountTokensRequest, fields_of("messages"))
         """The stop strings."""
         return [*(self.stop_sequences or ()), *(self.stop or ())]
 
-    def as_chat(self, **more: Any) -> ChatRequest:
-        """The chat that is answered, with more fields of a chat."""
-        return super().as_chat(max_completion_tokens=self.max_tokens, stop=self.stop_strings or None, **more)
+    def as_chat(self, **chat_fields: Any) -> ChatRequest:
+        """The chat that is answered, with further fields of a chat."""
+        return super().as_chat(max_completion_tokens=self.max_tokens, stop=self.stop_strings or None, **chat_fields)

@@ -12,7 +12,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.dialect.families import Arguments
 
 
-class Read(NamedTuple):
+class ReadingStep(NamedTuple):
     """The outcome of one reading step.
 
     Attributes:
@@ -27,15 +27,15 @@ class Read(NamedTuple):
 
 
 class JsonObject:
-    """Reads arguments that are a JSON object: passes its text on, up to the brace that closes it."""
+    """Reads arguments that are a JSON object: returns its text unchanged, up to the closing brace."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = False
         self._escaped = False
 
-    def read(self, text: str, *, final: bool) -> Read:
-        """Read unread text up to the end of the object, or all of it."""
+    def read(self, text: str, *, final: bool) -> ReadingStep:
+        """Read new text up to the end of the object, or all of it if the object does not end there."""
         for index, character in enumerate(text):
             if self._quoted:
                 self._quoted = self._escaped or character != '"'
@@ -47,15 +47,15 @@ class JsonObject:
             elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    return Read(text[: index + 1], index + 1, done=True)
-        return Read(text, len(text), done=False)
+                    return ReadingStep(text[: index + 1], index + 1, done=True)
+        return ReadingStep(text, len(text), done=False)
 
 
-BEFORE = {
+ARGUMENT_HEADS = {
     "qwen_xml": regex.compile(r"\s*+<parameter=(?P<key>[^>\n]{1,512}+)>"),
     "glm_xml": regex.compile(r"\s*+<arg_key>(?P<key>[^<]{1,512}+)</arg_key>\s*+<arg_value>"),
 }
-"""By kind of arguments, the pattern of what precedes the value of an argument, with its name as `key`."""
+"""By notation, the pattern of the text before the value of an argument; its group `key` is the argument's name."""
 
 
 class MarkedPairs:
@@ -65,44 +65,44 @@ class MarkedPairs:
     JSON but not a string, and the schema may allow it; otherwise it is text.
 
     Args:
-        kind: how the arguments are written.
+        notation: how the arguments are written.
         parameters: JSON schema of the arguments; None for any.
     """
 
-    def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:
-        self._before = BEFORE[kind]
-        self._marks = STYLES[kind]
+    def __init__(self, notation: Arguments, parameters: Mapping[str, Any] | None) -> None:
+        self._head = ARGUMENT_HEADS[notation]
+        self._marks = STYLES[notation]
         self._parameters = parameters or {}
         self._schemas = SchemaComparison(self._parameters)
-        self._begun = False
-        self._looked = 0
+        self._has_arguments = False
+        self._searched_count = 0
         self._key: str | None = None
 
-    def read(self, text: str, *, final: bool) -> Read:
-        """Read the name of the next argument with its marks, or the value of this one if it is complete."""
+    def read(self, text: str, *, final: bool) -> ReadingStep:
+        """Read the name of the next argument, or the value of the current one once it is complete."""
         if self._key is not None:
             return self._read_value(self._key, text, final=final)
-        key_match = self._before.match(text, partial=True)
+        key_match = self._head.match(text, partial=True)
         if key_match is None:
-            return Read("}" if self._begun else "{}", 0, done=True)
+            return ReadingStep("}" if self._has_arguments else "{}", 0, done=True)
         if key_match.partial:
-            return Read("", len(text) if final else 0, done=False)
+            return ReadingStep("", len(text) if final else 0, done=False)
         self._key = key_match["key"].strip()
-        return Read("", key_match.end(), done=False)
+        return ReadingStep("", key_match.end(), done=False)
 
-    def _read_value(self, key: str, text: str, *, final: bool) -> Read:
+    def _read_value(self, key: str, text: str, *, final: bool) -> ReadingStep:
         end_mark = self._marks.end
         edge = self._marks.edge
-        end = text.find(end_mark, self._looked)
+        end = text.find(end_mark, self._searched_count)
         if end < 0:
-            self._looked = max(len(text) - len(end_mark), 0)
-            return Read("", len(text) if final else 0, done=False)
+            self._searched_count = max(len(text) - len(end_mark), 0)
+            return ReadingStep("", len(text) if final else 0, done=False)
         value = self._value(key, text[:end].removeprefix(edge).removesuffix(edge))
-        json_member = f"{', ' if self._begun else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
-        self._begun = True
+        json_member = f"{', ' if self._has_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
+        self._has_arguments = True
         self._key = None
-        self._looked = 0
-        return Read(json_member, end + len(end_mark), done=False)
+        self._searched_count = 0
+        return ReadingStep(json_member, end + len(end_mark), done=False)
 
     def _value(self, key: str, text: str) -> str:
         """A value as JSON."""
@@ -115,30 +115,31 @@ class MarkedPairs:
         return json.dumps(text, ensure_ascii=False)
 
     def _allows(self, key: str, value: Any) -> bool:
-        """Whether the schema of the argument may allow a value."""
+        """Whether the argument's schema allows a value; True if that cannot be decided."""
         referent = self._schemas.follow_refs(self._parameters)
-        parameters = referent if isinstance(referent, dict) else {}  # it may lead nowhere where it is not enforced
+        # In a schema that is not enforced, a reference may lead nowhere.
+        parameters = referent if isinstance(referent, dict) else {}
         schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
             return not self._schemas.disjoint(schema, {"const": value})
-        except ConfigError:  # it refers to itself too often to be compared
+        except ConfigError:  # the schema refers to itself too often to be compared
             return True
 
 
-def written_arguments(kind: Arguments, arguments: str, read: Callable[[str], dict[str, Any]] = json.loads) -> str:
+def written_arguments(notation: Arguments, arguments: str, parse: Callable[[str], dict[str, Any]] = json.loads) -> str:
     """Convert arguments from JSON to the form of a family.
 
     Args:
-        kind: how the family writes arguments.
+        notation: how the family writes arguments.
         arguments: a JSON object, as text.
-        read: parses it, if the family writes each value separately.
+        parse: parses `arguments` if the family writes each value separately.
     """
-    if kind == "json":
+    if notation == "json":
         return arguments
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in read(arguments).items()
+        for key, value in parse(arguments).items()
     }
-    if kind == "qwen_xml":
+    if notation == "qwen_xml":
         return "\n".join(f"<parameter={key}>\n{text}\n</parameter>" for key, text in texts.items())
     return "\n".join(f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>" for key, text in texts.items())

@@ -1,8 +1,8 @@
 """Tables of model families: how they mark thinking, and how they write tool calls.
 
 `--reasoning-parser` and `--tool-parser` choose an entry by its name, which is vLLM's. By default, a family is detected
-by its marks in the chat template. White space in a form, and around its braces, also matches more or less white space,
-as models vary it. Its quantifiers are possessive, because backtracking over white space would take quadratic time.
+by its marks in the chat template. Models vary the white space in a form and around its
+braces, so any amount matches. The quantifiers are possessive, because backtracking would take quadratic time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,8 +29,8 @@ class Thinking:
         anywhere: whether a model may think again after it has begun its answer.
         say: the mark before the answer; "" for none.
         said: regular expression of `say` in all its variants.
-        silent: further marks that are not text.
-        headers: pairs of marks, between which nothing is text either.
+        silent: further marks that are not part of the text.
+        headers: pairs of marks around headers, which are not part of the text either.
     """
 
     begin: str
@@ -71,11 +71,11 @@ class CallForm:
         around: texts before the first call and after the last call.
         between: text between two calls; None if an answer has one call at most.
         silent: further marks that are not text.
-        template_writes_text: whether chat templates of the family take arguments as JSON text, not as objects.
+        template_writes_text: whether the family's chat templates take arguments as JSON text instead of objects.
         head: regular expression of what precedes the arguments, if models vary it.
         tail: regular expression of what follows the arguments, if models vary it.
         opening: regular expression of what precedes the first call, if models vary it.
-        untagged: whether models may leave out the marks, with the object in a fence or at the beginning of a line.
+        untagged: whether models may leave out the marks, and write the object in a code fence or on a new line.
     """
 
     begin: str
@@ -126,7 +126,7 @@ class CallForm:
         return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
 
     def untagged_forms(self, names: Iterable[str]) -> tuple["CallForm", ...]:
-        """The forms of calls without marks, which are recognised only by the names of functions."""
+        """The forms of calls without marks. These are recognised only by the functions' names."""
         name_pattern = "|".join(map(regex.escape, names))
         if not (self.untagged and name_pattern):
             return ()
@@ -143,14 +143,14 @@ class CallForm:
 
 
 def _lenient(literal: str) -> str:
-    """Regular expression of a text with more or less white space where it has some, and inside braces."""
+    """Regular expression of a text with any amount of white space where the text has some, and inside braces."""
     segments = (regex.escape(segment, literal_spaces=True) for segment in regex.split(r"\s+", literal))
     pattern = r"\s*+".join(segments).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
     return pattern.replace(r"\s*+\s*+", r"\s*+")
 
 
 def _mark(words: str) -> str:
-    """A mark of DeepSeek's, with full-width bars and lower one eighth blocks for spaces."""
+    """A mark of DeepSeek's models: full-width bars around words, with lower one eighth blocks for spaces."""
     return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
 
 
@@ -308,8 +308,8 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
             raise ConfigError(f"{option} is {name!r}; known: {AUTO}, {NONE}, {', '.join(sorted(parsers))}")
 
 
-def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:
+def choose(forms: Mapping[str, Kind], name: str, template: str) -> Kind | None:
     """The form with a name, or for "auto" the first that the chat template has; None if there is none."""
     if name == AUTO:
-        return next((form for form in known.values() if all(text in template for text in form.told_by)), None)
-    return known.get(name)
+        return next((form for form in forms.values() if all(text in template for text in form.told_by)), None)
+    return forms.get(name)

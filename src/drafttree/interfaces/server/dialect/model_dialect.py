@@ -13,7 +13,7 @@ from drafttree.text.detokenizer import special_tokens
 from drafttree.text.stop_scope import Stretch
 
 PROMPT_END = 32
-"""The number of tokens at the end of a prompt in which marks of thinking are looked for."""
+"""The number of last tokens of a prompt in which marks of thinking are looked for."""
 THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")
 """The fields of a message from which chat templates read thinking."""
 SWITCHES = ("enable_thinking", "thinking")
@@ -25,9 +25,9 @@ class Dialect:
     """How a model writes its answers.
 
     Attributes:
-        thinking: the marks of its thinking; None if it does not think or they are not to be read.
-        calls: the form of its tool calls; None if they are not to be read.
-        template: its chat template, or all of them, joined; "" for none.
+        thinking: the marks of its thinking; None to read no thinking.
+        calls: the form of its tool calls; None to read no calls.
+        template: its chat template; several are joined; "" for none.
     """
 
     thinking: Thinking | None
@@ -41,7 +41,7 @@ class Dialect:
         Args:
             tokenizer: the model's tokenizer, with its chat template.
             tool_parser: name of the form of tool calls; "auto" to detect it, "none" to read none.
-            reasoning_parser: likewise, for the marks of thinking.
+            reasoning_parser: name of the marks of thinking; "auto" and "none" as for `tool_parser`.
         """
         chat_template = getattr(tokenizer, "chat_template", None) or ""
         template = "\n".join(chat_template.values()) if isinstance(chat_template, dict) else str(chat_template)
@@ -67,12 +67,12 @@ class Dialect:
 
     @property
     def one_call(self) -> bool:
-        """Whether an answer has one call at most: some chat templates, such as Llama's, refuse to render more."""
+        """Whether an answer has at most one call, because some chat templates, such as Llama's, cannot render more."""
         return (self.calls is not None and self.calls.between is None) or "single tool-call" in self.template
 
     @cached_property
     def takes_effort(self) -> bool:
-        """Whether the chat template has a variable for the effort of thinking, or to turn it on and off."""
+        """Whether the chat template has a variable for the reasoning effort, or one that turns thinking on and off."""
         return any(self.reads(name) for name in ("reasoning_effort", *SWITCHES))
 
     def reads(self, name: str) -> bool:
@@ -110,11 +110,11 @@ class Dialect:
         marks = "\n".join(mark for form in forms if form for mark in form.marks)
         return [token for token, text in special_tokens(tokenizer).items() if text in marks and token < vocab_size]
 
-    def call_id(self, given: str) -> str:
-        """The id of a tool call as the chat template accepts it: Mistral's require nine letters or digits."""
-        if "length 9" not in self.template or regex.fullmatch("[a-zA-Z0-9]{9}", given):
-            return given
-        return hashlib.sha256(given.encode(errors="replace")).hexdigest()[:9]
+    def call_id(self, original_id: str) -> str:
+        """The id of a tool call in a form that the chat template accepts: Mistral's need nine letters or digits."""
+        if "length 9" not in self.template or regex.fullmatch("[a-zA-Z0-9]{9}", original_id):
+            return original_id
+        return hashlib.sha256(original_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _code(template: str) -> str:

@@ -1,6 +1,6 @@
 """Splits the growing text of an answer into thinking, text for the user, and tool calls.
 
-Nothing is lost but marks and the white space around them. What only looks like a tool call is text for the user.
+Only marks and the white space around them are dropped. What only looks like a tool call is text for the user.
 """
 
 import uuid
@@ -59,21 +59,21 @@ Thinks = Literal["begun", "perhaps", "no"]
 class AnswerReader:
     """Splits the text of an answer into parts as it grows.
 
-    Text that may be the beginning of a mark is held back until that is decided. White space around thinking and tool
+    Text that may be the beginning of a mark is held back until this is certain. White space around thinking and tool
     calls is dropped.
 
     Args:
         thinking: the marks of thinking; None for a model that does not think.
         calls: the form of tool calls; None to read none.
         thinks: whether the text begins with thinking.
-        speaks: whether the answer may have text besides calls; if not, text is a call cut short and is dropped.
+        speaks: whether the answer may have text besides calls; if not, text is part of a call cut short and is dropped.
         schemas: by the name of a function, the schema of its arguments.
-        untagged: further forms of calls; a call of these that ends before its arguments begin is text.
-        single: whether the answer has one call at most; a second one is text.
+        untagged: forms of calls without marks; such a call is text if the answer ends before its arguments begin.
+        single_call: whether the answer has one call at most; a second one is text.
 
     Attributes:
         calls: the number of calls that have begun.
-        thoughts: begin and end of each stretch of thinking, in characters of the whole text, marks included; the end is
+        thoughts: begin and end of each stretch of thinking with its marks, in characters of the whole text; the end is
             None while the stretch lasts.
     """
 
@@ -86,7 +86,7 @@ class AnswerReader:
         speaks: bool = True,
         schemas: Mapping[str, Mapping[str, Any] | None] | None = None,
         untagged: Sequence[CallForm] = (),
-        single: bool = False,
+        single_call: bool = False,
     ) -> None:
         self._thinking = thinking
         self._form = calls
@@ -94,14 +94,14 @@ class AnswerReader:
         self._schemas = schemas or {}
         self._forms = [calls, *untagged] if calls else []
         self._form_of_call = calls
-        self._single = single
+        self._single_call = single_call
         self.calls = 0
         self.thoughts = list[tuple[int, int | None]]()
-        self._held = ""
-        self._read = 0
-        self._before = ""
-        self._fresh = False
-        self._space = ""
+        self._held_text = ""
+        self._read_count = 0
+        self._previous_character = ""
+        self._is_after_mark = False
+        self._held_space = ""
         self._arguments: JsonObject | MarkedPairs | None = None
         self._marks = self._compile_marks()
         self._state: Callable[[bool], Iterator[Part]] = self._saying
@@ -111,21 +111,21 @@ class AnswerReader:
             self._state = self._opening
 
     def read(self, text: str, *, final: bool) -> list[Part]:
-        """Append text; return the parts that are decided now.
+        """Append text; return the parts that are now certain.
 
         Args:
             text: the next piece of the answer.
             final: whether it is the last piece, after which nothing is held back.
         """
-        self._held += text
+        self._held_text += text
         answer_parts: list[Part] = []
         previous_state = None
-        while previous_state != (state := (self._state, self._read)):
+        while previous_state != (state := (self._state, self._read_count)):
             previous_state = state
             answer_parts += self._state(final)
-        if final and self._space and not self.calls and self._speaks and self._state == self._saying:
-            answer_parts.append(Said(self._space, self.known))
-            self._space = ""
+        if final and self._held_space and not self.calls and self._speaks and self._state == self._saying:
+            answer_parts.append(Said(self._held_space, self.known))
+            self._held_space = ""
         return answer_parts
 
     @property
@@ -136,7 +136,7 @@ class AnswerReader:
     @property
     def known(self) -> int:
         """The number of characters of the text that are not held back."""
-        return self._read - len(self._space)
+        return self._read_count - len(self._held_space)
 
     def _compile_marks(self) -> Any:
         """The pattern of the marks that may occur in text for the user; None if there are none."""
@@ -153,44 +153,44 @@ class AnswerReader:
 
     def _take(self, end: int) -> str:
         """Remove the first `end` characters from the held text, and return them."""
-        text, self._held = self._held[:end], self._held[end:]
-        self._read += end
-        self._before = text[-1:] or self._before
+        text, self._held_text = self._held_text[:end], self._held_text[end:]
+        self._read_count += end
+        self._previous_character = text[-1:] or self._previous_character
         return text
 
-    def _begin_thinking(self, place: int) -> None:
-        self.thoughts.append((place, None))
+    def _begin_thinking(self, mark_begin: int) -> None:
+        self.thoughts.append((mark_begin, None))
         self._mark_read(self._thought)
 
     def _mark_read(self, state: Callable[[bool], Iterator[Part]]) -> None:
-        """Continue in `state` after a mark, behind which white space is dropped."""
-        self._fresh = True
-        self._space = ""
-        self._before = ""
+        """Continue in `state` after a mark, and drop the white space behind the mark."""
+        self._is_after_mark = True
+        self._held_space = ""
+        self._previous_character = ""
         self._state = state
 
     def _trimmed(self, text: str, *, ends: bool) -> tuple[str, int]:
-        """Drop white space after a mark, and keep back that at the end, which is dropped if a mark follows.
+        """Drop white space after a mark. Hold back white space at the end, which is dropped if a mark follows.
 
         Returns:
             The text, and the index of its first character in the whole text.
         """
-        text = self._space + text
-        text = text.lstrip() if self._fresh else text
-        begin = self._read - len(text)
+        text = self._held_space + text
+        text = text.lstrip() if self._is_after_mark else text
+        begin = self._read_count - len(text)
         trimmed_text = text if self._marks is None and self._state == self._saying else text.rstrip()
-        self._space = "" if ends else text[len(trimmed_text) :]
-        self._fresh = self._fresh and not trimmed_text
+        self._held_space = "" if ends else text[len(trimmed_text) :]
+        self._is_after_mark = self._is_after_mark and not trimmed_text
         return trimmed_text, begin
 
     def _opening(self, final: bool) -> Iterator[Part]:
         """State: at the beginning of a text that may begin with thinking."""
         assert self._thinking
-        held_text = self._held.lstrip()
+        held_text = self._held_text.lstrip()
         mark = self._thinking.begin
         if held_text.startswith(mark):
-            mark_begin = self._read
-            self._take(len(self._held) - len(held_text) + len(mark))
+            mark_begin = self._read_count
+            self._take(len(self._held_text) - len(held_text) + len(mark))
             self._begin_thinking(mark_begin)
         elif final or not mark.startswith(held_text):
             self._state = self._saying
@@ -199,28 +199,28 @@ class AnswerReader:
     def _thought(self, final: bool) -> Iterator[Part]:
         """State: inside thinking, which lasts up to its end mark."""
         assert self._thinking
-        end_match = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
+        end_match = regex.search(regex.escape(self._thinking.end), self._held_text, partial=not final)
         has_ended = end_match is not None and not end_match.partial
-        text, _ = self._trimmed(self._take(end_match.start() if end_match else len(self._held)), ends=has_ended)
+        text, _ = self._trimmed(self._take(end_match.start() if end_match else len(self._held_text)), ends=has_ended)
         if text:
             yield Thought(text)
         if has_ended:
             self._take(len(self._thinking.end))
-            self.thoughts[-1] = (self.thoughts[-1][0], self._read)
+            self.thoughts[-1] = (self.thoughts[-1][0], self._read_count)
             self._mark_read(self._saying)
 
     def _saying(self, final: bool) -> Iterator[Part]:
         """State: inside text for the user, up to the next mark."""
         mark_match = self._next_mark(final)
         is_whole = mark_match is not None and not mark_match.partial
-        start = mark_match.start() - len(self._before) if mark_match else 0
-        end = start if mark_match and (is_whole or not final or self._is_call(start)) else len(self._held)
-        text, begin = self._trimmed(self._take(end), ends=end < len(self._held) and (is_whole or final))
+        start = mark_match.start() - len(self._previous_character) if mark_match else 0
+        end = start if mark_match and (is_whole or not final or self._is_call(start)) else len(self._held_text)
+        text, begin = self._trimmed(self._take(end), ends=end < len(self._held_text) and (is_whole or final))
         if text and self._speaks:
             yield Said(text, begin)
         if mark_match is None or not is_whole:
             return
-        mark_begin = self._read
+        mark_begin = self._read_count
         groups = mark_match.groupdict()
         self._take(len(mark_match[0]))
         if groups.get("think"):
@@ -232,20 +232,20 @@ class AnswerReader:
             self._mark_read(self._saying)
 
     def _next_mark(self, final: bool) -> Any:
-        """The next mark, or a partial match that may become one, also of a longer mark that begins earlier."""
+        """The next mark, or a partial match that may become one. The latter may begin before the next whole mark."""
         if self._marks is None:
             return None
-        text = self._before + self._held  # what is before tells whether a line begins
-        begin = len(self._before)
+        text = self._previous_character + self._held_text  # the previous character shows whether a line begins
+        begin = len(self._previous_character)
         mark_match = self._marks.search(text, begin, partial=True)
         if mark_match and not mark_match.partial and not final:
             earlier_marks = (self._marks.match(text, index, partial=True) for index in range(begin, mark_match.start()))
             return next(filter(None, earlier_marks), mark_match)
         return mark_match
 
-    def _is_call(self, place: int) -> bool:
-        """Whether the held text from `place` on is the beginning of a call."""
-        return self._form is not None and self._held[place:].lstrip().startswith(self._form.trigger)
+    def _is_call(self, start: int) -> bool:
+        """Whether the held text from `start` on is the beginning of a call."""
+        return self._form is not None and self._held_text[start:].lstrip().startswith(self._form.trigger)
 
     def _begin_call(self, name: str) -> CallBegun:
         assert self._form_of_call
@@ -253,7 +253,7 @@ class AnswerReader:
         schema = self._schemas.get(name)
         self._arguments = JsonObject() if notation == "json" else MarkedPairs(notation, schema)
         self.calls += 1
-        if self._single:
+        if self._single_call:
             self._forms = []
             self._marks = self._compile_marks()
         self._mark_read(self._calling)
@@ -262,7 +262,7 @@ class AnswerReader:
     def _calling(self, final: bool) -> Iterator[Part]:
         """State: inside the arguments of a call."""
         assert self._arguments
-        reading = self._arguments.read(self._held, final=final)
+        reading = self._arguments.read(self._held_text, final=final)
         self._take(reading.used)
         if reading.text:
             yield CallArguments(self.calls - 1, reading.text)
@@ -272,19 +272,19 @@ class AnswerReader:
     def _called(self, final: bool) -> Iterator[Part]:
         """State: after the arguments of a call, up to its end mark."""
         assert self._form_of_call
-        end_match = self._form_of_call.after.match(self._held, partial=True)
+        end_match = self._form_of_call.after.match(self._held_text, partial=True)
         if end_match and end_match.partial:
-            self._take(len(self._held) if final else 0)
+            self._take(len(self._held_text) if final else 0)
         else:
             self._take(end_match.end() if end_match else 0)
             self._mark_read(self._between if self._form_of_call.around[1] else self._saying)
         yield from ()
 
     def _between(self, final: bool) -> Iterator[Part]:
-        """State: after a call that others or a closing mark may follow."""
+        """State: after a call, which other calls or a closing mark may follow."""
         assert self._form_of_call
-        next_call = None if self._single else self._form_of_call.further.match(self._held, partial=True)
-        closing_mark = self._form_of_call.closing.match(self._held, partial=True)
+        next_call = None if self._single_call else self._form_of_call.further.match(self._held_text, partial=True)
+        closing_mark = self._form_of_call.closing.match(self._held_text, partial=True)
         if next_call and not next_call.partial:
             self._take(next_call.end())
             yield self._begin_call(next_call["name"])
@@ -294,4 +294,4 @@ class AnswerReader:
         elif (not next_call and not closing_mark) or (final and self._form_of_call is not self._form):
             self._mark_read(self._saying)
         elif final:
-            self._take(len(self._held))
+            self._take(len(self._held_text))

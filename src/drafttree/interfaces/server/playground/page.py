@@ -29,24 +29,24 @@ def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]
     return {
         "model": model,
         "drafter": names.drafter,
-        "policy": policy_spec(drafting_policy(decoder)),  # it drafts in every round
+        "policy": policy_spec(drafting_policy(decoder)),  # the page's policy, which drafts in every round
         "served_policy": names.policy,
         "verifier": names.verifier,
         "precision": names.precision,
         "lossless": fidelity.lossless,
         "fidelity": fidelity.words,
-        "same_law": verifier is None or verifier.lossless,  # with drafts and without, of a lossy target too
+        "same_law": verifier is None or verifier.lossless,  # with and without drafts, even of a lossy target
         "context": decoder.target.context,
         "chats": bool(getattr(decoder.tokenizer, "chat_template", None)),
-        "repeats": verifier is None or is_text_of_seed(verifier),  # the text is the same without drafts
-        "ties": not keeps_text(decoder.target),  # rounding may decide between the two best tokens
+        "repeats": verifier is None or is_text_of_seed(verifier),  # whether the text is the same without drafts
+        "ties": not keeps_text(decoder.target),  # whether rounding may decide between the two best tokens
         "wants_key": wants_key,
     }
 
 
 @lru_cache(maxsize=1)
 def make_page(**facts: Any) -> tuple[str, str]:
-    """The page, and its content security policy, which allows only its own style and scripts, and this server."""
+    """The page and its content security policy, which allows only the page's own style and scripts, and this server."""
     package = "drafttree.interfaces.server.playground"
     html = assemble(package, "playground.css", "playground.js", facts | WORDS, facts=facts)
     style = _hashes(html, "style")
@@ -56,6 +56,6 @@ def make_page(**facts: Any) -> tuple[str, str]:
 
 
 def _hashes(html: str, tag: str) -> str:
-    """The sources of a content security policy that allow the elements of a page with a tag."""
+    """The sources in a content security policy that allow the page's elements with a tag."""
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents)

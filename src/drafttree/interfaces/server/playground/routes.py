@@ -34,16 +34,16 @@ FIGURES = (
     "time_to_first_token",
     "decoding_tokens_per_second",
 )
-"""The figures of `Metrics.summary` at the end of a stream; the others are about the server."""
+"""The figures of `Metrics.summary` at the end of a stream. The other figures describe the server."""
 
 
 class RoundsRequest(PromptOrMessages, SamplingFields):
-    """A text that the page wants, and how.
+    """A text for the page, and how it is written.
 
     Attributes:
-        prompt: text to go on from; or else `messages`, a conversation to be answered.
-        speculate: False to write it without drafts.
-        as_served: True to draft only where that pays, as for other texts of the server; False to draft in every round.
+        prompt: text to continue; otherwise `messages` has a conversation to answer.
+        speculate: False for plain decoding.
+        as_served: whether to draft only if it pays, as for other texts of the server, or in every round.
     """
 
     prompt: PromptText | None = None
@@ -82,19 +82,19 @@ async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JS
     """The events of a text's rounds; the text is cancelled if the client disconnects.
 
     A `round` has the new text, the round's tree and the time so far; `end` has the figures of the text, and `error` the
-    body of an error reply. Texts of tokens are sent once: `strings` has those that are new in a round.
+    body of an error reply. Each token's text is sent once: `strings` has the new ones of a round.
     """
     strings: dict[str, int] = {}
     try:
         async for chunk in handle:
             round_event: dict[str, Any] = {"text": _pieces(chunk), "seconds": round(handle.metrics.decoding_seconds, 5)}
-            if turn := observer.take() if chunk.tokens else None:  # else it is what a cancelled text had held back
+            # A chunk without tokens is the held-back end of a cancelled text.
+            served_round = observer.take() if chunk.tokens else None
+            if served_round:
                 string_count = len(strings)
-                round_event |= {
-                    "round": pack_round(turn.traced, strings),
-                    "strings": [*islice(strings, string_count, None)],
-                }
-                round_event |= {"passes": turn.cost.draft_passes, "reason": turn.reason}
+                round_event["round"] = pack_round(served_round.traced, strings)
+                round_event["strings"] = [*islice(strings, string_count, None)]
+                round_event |= {"passes": served_round.cost.draft_passes, "reason": served_round.reason}
             yield JSONServerSentEvent(round_event, event="round")
         generation = handle.result()
         summary = generation.metrics.summary()
@@ -111,5 +111,5 @@ def _pieces(chunk: Chunk) -> list[tuple[str, bool]]:
     characters: Iterable[tuple[str, bool]] = zip(chunk.text, chunk.drafted_text, strict=True)
     return [
         ("".join(character for character, _ in piece), drafted)
-        for drafted, piece in groupby(characters, key=lambda each: each[1])
+        for drafted, piece in groupby(characters, key=lambda flagged_character: flagged_character[1])
     ]

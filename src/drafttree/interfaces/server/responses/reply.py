@@ -24,7 +24,7 @@ router = APIRouter(route_class=BodyRoute, prefix="/v1/responses", tags=["respons
 
 
 class ModelResponse(Described):
-    """`openai.types.responses.Response`, with the fields below; it repeats what was asked for."""
+    """`openai.types.responses.Response`, with the fields below. It repeats fields of the request."""
 
 
 @router.post("", response_model=ModelResponse, responses=STREAMED)
@@ -34,7 +34,7 @@ async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
     return await reply(request, serving, texts, ResponseText(request, serving, texts))
 
 
-def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
+def _new_response(request: ResponseRequest, serving: ServingContext) -> Json:
     """The fields of a response before its text begins."""
     repeated = ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens")
     choice = request.tool_choice or "auto"
@@ -51,18 +51,18 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
         **{name: getattr(request, name) for name in repeated},
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "tool_choice": _given(choice) if isinstance(choice, RequestModel) else choice,
-        "tools": [_given(tool) for tool in request.tools or () if not isinstance(tool, LeftOut)],
-        "text": {"format": _given(form) if form else {"type": "text"}},
+        "tool_choice": _as_sent(choice) if isinstance(choice, RequestModel) else choice,
+        "tools": [_as_sent(tool) for tool in request.tools or () if not isinstance(tool, LeftOut)],
+        "text": {"format": _as_sent(form) if form else {"type": "text"}},
         "truncation": "disabled",
         "background": False,
         "previous_response_id": None,
     }
 
 
-def _given(part: RequestModel) -> Json:
+def _as_sent(request_part: RequestModel) -> Json:
     """A part of the request as the client sent it."""
-    return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return request_part.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class ResponseText:
@@ -71,7 +71,7 @@ class ResponseText:
     done = False
 
     def __init__(self, request: ResponseRequest, serving: ServingContext, texts: Texts) -> None:
-        self.whole = _begun(request, serving)
+        self.whole = _new_response(request, serving)
         self._texts = texts
         self._namespaces = request.namespaces
         self._events = 0
@@ -80,8 +80,8 @@ class ResponseText:
         yield self._event("created", response=self.whole)
         yield self._event("in_progress", response=self.whole)
 
-    def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for answer_part, scores in self._texts.all[place].parts(chunk):
+    def add(self, text_index: int, chunk: Chunk) -> Iterator[Json]:
+        for answer_part, scores in self._texts.all[text_index].parts(chunk):
             match answer_part:
                 case Thought(text=text):
                     yield from self._write("reasoning", text, scores)
@@ -92,10 +92,10 @@ class ResponseText:
                     yield from self._open("function_call", "fc", call_id=id_, **name_fields, arguments="")
                 case CallArguments(text=text):
                     self._item["arguments"] += text
-                    yield self._event("function_call_arguments.delta", **self._place, delta=text)
+                    yield self._event("function_call_arguments.delta", **self._item_location, delta=text)
                 case Ended(reason=reason):
                     yield from self._end(reason)
-                case None:  # tokens of marks, thinking and calls belong to no message
+                case None:  # messages have no tokens of marks, thinking and calls
                     pass
 
     def fail(self, error: ServerError) -> Json:
@@ -105,15 +105,15 @@ class ResponseText:
         self.whole |= {"status": "failed", "error": {"code": code, "message": error.message}}
         return self._event("failed", response=self.whole)
 
-    def _write(self, kind: str, text: str, scores: list[Json]) -> Iterator[Json]:
-        """Yield the events that add text to a message or to thinking, which begins first if it is not open."""
-        is_message = kind == "message"
-        if not self.whole["output"] or self._item["type"] != kind:
+    def _write(self, item_type: str, text: str, scores: list[Json]) -> Iterator[Json]:
+        """Yield the events that add text to a message or to thinking; if no such item is open, begin one."""
+        is_message = item_type == "message"
+        if not self.whole["output"] or self._item["type"] != item_type:
             item_fields: Json = {"role": "assistant"} if is_message else {"summary": []}
-            yield from self._open(kind, "msg" if is_message else "rs", **item_fields, content=[])
+            yield from self._open(item_type, "msg" if is_message else "rs", **item_fields, content=[])
             part_fields: Json = {"annotations": [], "logprobs": []} if is_message else {}
             content_part = {"type": "output_text" if is_message else "reasoning_text", "text": "", **part_fields}
-            yield self._event("content_part.added", **self._place, content_index=0, part=content_part)
+            yield self._event("content_part.added", **self._item_location, content_index=0, part=content_part)
             self._item["content"].append(content_part)
         (content_part,) = self._item["content"]
         content_part["text"] += text
@@ -122,22 +122,22 @@ class ResponseText:
         if text:
             logprob_fields = {"logprobs": _without_bytes(scores)} if is_message else {}
             yield self._event(
-                f"{content_part['type']}.delta", **self._place, content_index=0, delta=text, **logprob_fields
+                f"{content_part['type']}.delta", **self._item_location, content_index=0, delta=text, **logprob_fields
             )
 
-    def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
-        """Yield the events that end the open item, and begin another."""
+    def _open(self, item_type: str, prefix: str, **fields: Any) -> Iterator[Json]:
+        """Yield the events that end the open item and begin a new one."""
         yield from self._close("completed")
-        item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
+        item = {"type": item_type, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
         self.whole["output"].append(item)
-        yield self._event("output_item.added", output_index=self._place["output_index"], item=item)
+        yield self._event("output_item.added", output_index=self._item_location["output_index"], item=item)
 
     def _close(self, status: str) -> Iterator[Json]:
         """Yield the events that end the open item, if there is one."""
         if not self.whole["output"]:
             return
         item = self._item
-        location = self._place
+        location = self._item_location
         if item["type"] == "function_call":
             yield self._event("function_call_arguments.done", **location, arguments=item["arguments"])
         else:
@@ -183,7 +183,7 @@ class ResponseText:
         return self.whole["output"][-1]
 
     @property
-    def _place(self) -> Json:
+    def _item_location(self) -> Json:
         """The fields of an event that identify the open item."""
         return {"output_index": len(self.whole["output"]) - 1, "item_id": self._item["id"]}
 

@@ -61,14 +61,14 @@ Parts = Annotated[
 
 
 class StoredFields(RequestModel):
-    """What items of earlier responses have besides their content; nothing is stored, so it says nothing."""
+    """Fields of items in earlier responses that have no effect, because the server stores nothing."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
 class InputMessage(ConversationTurn, StoredFields, fields_of("responses.input.message")):
-    """A message, of an earlier response or the client's own."""
+    """A message of the client or of an earlier response."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -94,7 +94,7 @@ class FunctionOutputItem(StoredFields, fields_of("responses.input.function_call_
 
 
 class CustomCallItem(OtherForm, StoredFields):
-    """A call of a custom tool, which the model is shown as that of a function."""
+    """A call of a custom tool. The model sees the call of a function."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -106,7 +106,7 @@ class CustomCallItem(OtherForm, StoredFields):
 
     @property
     def arguments(self) -> str:
-        """Those of the function."""
+        """The arguments of the function's call."""
         return CustomInput(name=self.name, input=self.input).as_function.arguments
 
 
@@ -121,7 +121,7 @@ class CustomOutputItem(OtherForm, StoredFields):
 
 
 class UnservedItem(Unserved):
-    """An item of another type, such as a search of OpenAI's own."""
+    """An item of an unsupported type, such as OpenAI's web search."""
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
@@ -145,7 +145,7 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
-    """What a model has thought before it went on."""
+    """Thinking of the model in an earlier response."""
 
     type: Literal["reasoning"]
     content: Annotated[ListOf[ReasoningText] | None, THOUGHT] = None
@@ -165,7 +165,7 @@ SERVED_ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Convert items to messages of a chat: calls join the message before them, and thoughts the one after them."""
+    """Convert items to messages of a chat. Calls join the message before them, thinking joins the message after it."""
     messages: list[dict[str, Any]] = []
     thought = {}
     last_role = None
@@ -185,7 +185,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
             case FunctionCallItem() | CustomCallItem():
                 if thought or last_role != "assistant":
                     messages.append({"role": "assistant", **thought})
-                function = {"name": _within(item.namespace, item.name), "arguments": item.arguments}
+                function = {"name": _qualified_name(item.namespace, item.name), "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 caller = next(message for message in reversed(messages) if message["role"])
                 caller.setdefault("tool_calls", []).append(call)
@@ -193,13 +193,13 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         thought = {}
         last_role = next(message["role"] for message in reversed(messages) if message["role"])
-    return _without_roleless(messages)
+    return _merge_roleless(messages)
 
 
-def _without_roleless(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge messages without a role into a neighbour, preferably the assistant's.
+def _merge_roleless(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge each message without a role into a neighbour, preferably one of the assistant.
 
-    Chat templates refuse two messages of one role in a row, and the assistant's as the last one.
+    Chat templates refuse two messages in a row of the same role, and a last message of the assistant.
     """
     role_messages: list[dict[str, Any]] = []
     content: list[Any] = []
@@ -225,15 +225,15 @@ class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
 
 
 class Namespace(fields_of("responses.tools.namespace")):
-    """Functions whose names are told, and called, behind that of their namespace."""
+    """Functions whose names begin with their namespace, in the prompt and in the model's calls."""
 
     type: Literal["namespace"]
     name: ToolName
     tools: ToolList[Annotated[FunctionTool | LeftOut, by_type("a tool")]]
 
 
-def _within(namespace: str | None, name: str) -> str:
-    """The name of a function in the prompt, with that of its namespace."""
+def _qualified_name(namespace: str | None, name: str) -> str:
+    """The name of a function in the prompt, which begins with its namespace."""
     return f"{namespace}.{name}" if namespace else name
 
 
@@ -244,7 +244,7 @@ class NamedFunction(FunctionName):
 
 
 class AllowedFunctions(AllowedTools):
-    """Which of the functions may be called in this turn; the model is told of all."""
+    """The functions that may be called in this turn. The model sees all functions."""
 
     type: Literal["allowed_tools"]
     tools: AtLeastOne[Annotated[NamedFunction, by_type("a tool to be called")]]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -257,19 +257,19 @@ class SchemaFormat(JsonSchema):
 
 
 class TextConfig(fields_of("responses.text")):
-    """The form of what is said."""
+    """The form of the answer's text."""
 
     format: Annotated[PlainFormat | SchemaFormat, by_type("a form")] | None = None
 
 
 class Reasoning(fields_of("responses.reasoning")):
-    """How the model is to think."""
+    """How much the model should think."""
 
     effort: str | None = None
 
 
 class ResponseStreamOptions(fields_of("responses.stream_options")):
-    """What a stream has besides its events."""
+    """Options of the stream."""
 
 
 class ResponseRequest(SamplingFields, fields_of("responses")):
@@ -308,7 +308,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     )
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.top_logprobs and not self.wanted_logprobs:
             raise mistake("no_logprobs", f"this needs {LOGPROBS!r} in include", "top_logprobs")
         tools = self._all_tools
@@ -316,7 +316,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
             message = f"with those in namespaces there are {len(tools)} tools; give at most {MAX_TOOLS}"
             raise mistake("too_many_tools", message, "tools")
         for path, namespace, tool in tools:
-            if len(name := _within(namespace, tool.name or "")) > MAX_NAME and isinstance(tool, FunctionTool):
+            if len(name := _qualified_name(namespace, tool.name or "")) > MAX_NAME and isinstance(tool, FunctionTool):
                 message = f"with that of its namespace the name has {len(name)} characters; give at most {MAX_NAME}"
                 raise mistake("long_name", message, f"{path}.name")
         if not self.instructions and all(isinstance(item, ReasoningItem) for item in self.input):
@@ -324,7 +324,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         return self
 
     @model_validator(mode="after")
-    def _check_asked(self) -> Self:
+    def _check_last_item(self) -> Self:
         """Refuse unsupported parts in the last item, unless it is the output of a tool or follows one."""
         last_item = self.input[-1]
         previous_item = self.input[-2] if len(self.input) > 1 else None
@@ -332,9 +332,9 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         if isinstance(last_item, UnservedItem) and not last_item.is_output:
             message = f"an item of type {last_item.type[:LONGEST_NAME]!r} is not served; give {SERVED_ITEMS}"
             raise mistake("not_served", message, "input", item_index)
-        behind_results = isinstance(previous_item, FunctionOutputItem | CustomOutputItem)
-        behind_results = behind_results or (isinstance(previous_item, UnservedItem) and previous_item.is_output)
-        if isinstance(last_item, InputMessage) and last_item.role == "user" and not behind_results:
+        follows_results = isinstance(previous_item, FunctionOutputItem | CustomOutputItem)
+        follows_results = follows_results or (isinstance(previous_item, UnservedItem) and previous_item.is_output)
+        if isinstance(last_item, InputMessage) and last_item.role == "user" and not follows_results:
             refuse_unserved(last_item.content, "a content part", "input_text", "input", item_index, "content")
         return self
 
@@ -345,7 +345,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
 
     @property
     def _all_tools(self) -> list[tuple[str, str | None, FunctionTool | LeftOut]]:
-        """The tools, each with its place in the request and its namespace."""
+        """For each tool, its place in the request, its namespace (None for none) and the tool."""
         placed_tools: list[tuple[str, str | None, FunctionTool | LeftOut]] = []
         for index, tool in enumerate(self.tools or ()):
             if isinstance(tool, Namespace):
@@ -359,9 +359,9 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
 
     @property
     def namespaces(self) -> dict[str, dict[str, str]]:
-        """For functions in namespaces, the fields of their calls, by their names in the prompt."""
+        """By the name in the prompt, the fields `name` and `namespace` of a call, for functions in namespaces."""
         qualified_names = [(space, tool.name) for _, space, tool in self._all_tools if space and tool.name]
-        return {_within(space, name): {"name": name, "namespace": space} for space, name in qualified_names}
+        return {_qualified_name(space, name): {"name": name, "namespace": space} for space, name in qualified_names}
 
     def as_chat(self) -> ChatRequest:
         """The request as a chat.
@@ -371,7 +371,12 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         """
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools = [
-            (path, tool if isinstance(tool, LeftOut) else tool.model_copy(update={"name": _within(space, tool.name)}))
+            (
+                path,
+                tool
+                if isinstance(tool, LeftOut)
+                else tool.model_copy(update={"name": _qualified_name(space, tool.name)}),
+            )
             for path, space, tool in self._all_tools
         ]
         return ChatRequest.of(
