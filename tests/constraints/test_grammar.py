@@ -238,6 +238,8 @@ def test_a_grammar_may_be_given_by_its_notation(embedded):
         made = embedded.generate("Say: ", grammar=getattr(grammar, name)(notation), **options)
         assert embedded.generate("Say: ", **{name: notation}, **options).tokens == made.tokens
         assert embedded.with_defaults(regex="x").generate("Say: ", **{name: notation}, **options).tokens == made.tokens
+    free = embedded.with_defaults(regex="x").generate("Say: ", regex=None, **options)
+    assert free.tokens == embedded.generate("Say: ", **options).tokens
 
 
 @pytest.mark.parametrize(

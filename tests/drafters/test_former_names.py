@@ -40,7 +40,7 @@ class SharedRows:
 
 def test_a_session_with_former_names_drafts():
     with pytest.warns(
-        DeprecationWarning, match=r"OwnSession\.(root is called draft_root|expand is called draft_level)"
+        FutureWarning, match=r"OwnSession: root is called draft_root now, expand is called draft_level now; rename it"
     ):
 
         class OwnSession(ToyDraft):
@@ -61,14 +61,60 @@ def test_a_session_with_former_names_drafts():
 
 def test_a_shared_drafter_with_former_names_drafts():
     drafter = SharedRows()
-    with pytest.warns(DeprecationWarning, match=r"SharedRows\.root is called draft_root now; rename it"):
+    with pytest.warns(
+        FutureWarning, match=r"SharedRows: root is called draft_root now, expand is called draft_level now"
+    ):
         text = write(drafter)
     assert text.tokens == write(ToyDrafter(TARGET, VOCAB)).tokens
     assert set(drafter.asked) == {"root", "expand"}
 
 
+class InheritedRows(SharedRows):
+    """Defines no method itself."""
+
+
+class OwnRows:
+    """Has methods that are set on the object."""
+
+    context = levels = None
+    hidden_layers = ()
+    nbytes = 0
+    vocab_size = VOCAB
+    start = SharedRows.start
+
+    def __init__(self) -> None:
+        rows = SharedRows()
+        self.root = rows.root
+        self.expand = rows.expand
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("make", [InheritedRows, OwnRows])
+def test_inherited_methods_and_those_of_an_object_draft(make):
+    assert write(make()).tokens == write(ToyDrafter(TARGET, VOCAB)).tokens
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_mixin_with_former_names_drafts():
+    class Mixin:
+        def root(self):
+            return torch.zeros(1, 1, VOCAB)
+
+        def expand(self, tokens, origins):
+            return torch.zeros(*tokens.shape, VOCAB)
+
+    class MixedSession(Mixin, Session):
+        """Has the methods of its mixin."""
+
+    class MixedDrafter(ToyDrafter):
+        def start(self, prompt, capacity):
+            return MixedSession(self, torch.device("cpu"))
+
+    assert write(MixedDrafter(TARGET, VOCAB)).tokens == write(ToyDrafter(TARGET, VOCAB)).tokens
+
+
 def test_a_subclass_of_a_drafter_overrides_by_a_former_name():
-    with pytest.warns(DeprecationWarning, match=r"Watched\.root"):
+    with pytest.warns(FutureWarning, match=r"Watched: root is called draft_root now; rename it"):
 
         class Watched(PromptLookupDrafter):
             def root(self, sessions):

@@ -107,8 +107,7 @@ class Session(WithFormerNames):
     resting: bool = False
 
     def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
-        if not issubclass(type(drafter), WithFormerNames):
-            add_new_names(type(drafter))
+        add_new_names(drafter)
         self.drafter = drafter
         self.device = device
         self.shared: Any = drafter if shared is None else shared

@@ -1,6 +1,7 @@
 """Method names of version 0.1 and before, by which drafters of other packages still work."""
 
 import warnings
+from typing import Any
 
 FORMER_NAMES = {
     "draft_root": "root",
@@ -26,11 +27,21 @@ class WithFormerNames:
         add_new_names(cls)
 
 
-def add_new_names(subclass: type) -> None:
-    """Give methods that a class defines only by a former name the new name too, with a `DeprecationWarning`."""
-    for name, former_name in FORMER_NAMES.items():
-        if former_name in vars(subclass) and name not in vars(subclass):
-            setattr(subclass, name, vars(subclass)[former_name])
-            warnings.warn(
-                f"{subclass.__name__}.{former_name} is called {name} now; rename it", DeprecationWarning, stacklevel=4
-            )
+def add_new_names(owner: Any) -> None:
+    """Give methods that are defined only by a former name the new name too, with one warning per class.
+
+    Args:
+        owner: a class, of which classes above it count too, or an object with methods of its own.
+    """
+    classes = owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__)
+    for definer in classes:
+        renamed = []
+        for name, former_name in FORMER_NAMES.items():
+            members = getattr(definer, "__dict__", {})
+            if name not in members and callable(members.get(former_name)):
+                setattr(definer, name, members[former_name])
+                renamed.append(f"{former_name} is called {name} now")
+        if renamed:
+            class_name = definer.__name__ if isinstance(definer, type) else type(definer).__name__
+            # Shown by default, other than a DeprecationWarning: whoever runs a drafter may not be who wrote it.
+            warnings.warn(f"{class_name}: {', '.join(renamed)}; rename it", FutureWarning, stacklevel=3)

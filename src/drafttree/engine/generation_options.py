@@ -353,8 +353,10 @@ def _with_grammar(options: dict[str, Any]) -> dict[str, Any]:
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]} are given, and a text follows one grammar; leave one of them out")
     other_options = {name: value for name, value in options.items() if name not in NOTATIONS}
-    if not names or names == ["grammar"]:
+    if names == ["grammar"]:
         return other_options
+    if not names:  # None turns a grammar of the defaults off
+        return other_options | ({"grammar": None} if NOTATIONS.keys() & options.keys() else {})
     (name,) = names
     if name != "json_schema" and not isinstance(options[name], str):
         raise ConfigError(f"{name} is {options[name]!r}; give a string")

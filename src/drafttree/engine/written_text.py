@@ -112,6 +112,7 @@ class WrittenText:
     def skip(self, tokens: Sequence[int]) -> None:
         """Append given tokens, so that the next round begins behind them."""
         self.tokens += tokens
+        self.drafted += [False] * len(tokens)
 
     def end(self, reason: str) -> None:
         """End the text. The finish reason "length" becomes "stop" if the last characters complete a stop string."""

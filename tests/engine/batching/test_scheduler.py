@@ -283,3 +283,15 @@ def test_a_seat_says_how_far_its_request_has_come(target):
     scheduler.remove(seat)
     seen.append(seat.status)
     assert seen == ["queued", "held", "reading", "paused", "reading", "writing", "queued", "ended"]
+
+
+def test_a_request_that_others_wait_for_takes_part_however_slow_its_constraints_were(target):
+    scheduler = Scheduler(2, KVMemory(target, PrefixCache(0), 100))
+    requests = [waiting(10), waiting(10)]
+    requests[0].unread = 3  # pyright: ignore[reportAttributeAccessIssue]
+    reading, held = [scheduler.add(request) for request in requests]
+    scheduler.admit()
+    reading.begin()
+    reading.overtime = 5.0
+    assert held.status is Status.HELD
+    assert scheduler.in_round == [reading]

@@ -213,7 +213,7 @@ class BatchLoop:
             request.publish(token_count)
             return text_round.committed
         except Exception as error:
-            if is_out_of_memory(error) and self._has_room_to_make:
+            if is_out_of_memory(error) and self._has_room_to_make and seat.status is not Status.ENDED:
                 self._make_room(self._scheduler.put_back([seat]))  # its KV cache may be ahead of its tokens
             else:
                 self._fail(seat, error)

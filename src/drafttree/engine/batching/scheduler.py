@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
 
-from drafttree.engine.batching.seat import Seat
+from drafttree.engine.batching.seat import Seat, Status
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.request import Request
 
@@ -58,8 +58,12 @@ class Scheduler:
 
     @property
     def in_round(self) -> list[Seat]:
-        """The running requests that take part in the next round: those within their share, or all if there are none."""
-        return [seat for seat in self.running if seat.overtime <= self._equal_share] or self.running
+        """The requests that take part in the next round: those within their share, or all if there are none.
+
+        Not those that wait for the prompt of another one, which would otherwise keep that one waiting.
+        """
+        begun_seats = [seat for seat in self.running if seat.status is not Status.HELD]
+        return [seat for seat in begun_seats if seat.overtime <= self._equal_share] or begun_seats
 
     @property
     def paused(self) -> list[Seat]:

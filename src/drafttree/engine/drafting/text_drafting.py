@@ -26,7 +26,7 @@ from drafttree.policies.base import RoundOutcome, TextContext
 logger = logging.getLogger("drafttree")
 
 
-@dataclass
+@dataclass(eq=False)
 class TextDrafting:
     """The drafter's session, the policy's state and the controller of one text.
 

@@ -275,6 +275,9 @@ class TreeCache(Cache):
         self.length = rows
         return rows
 
+    can_resume, resume = can_copy_from, copy_from
+    """Former names."""
+
     def reset(self) -> None:
         """Forget all rows."""
         self.length = 0
