@@ -44,7 +44,7 @@ class Counts:
     Attributes:
         names: names of arguments and locals, by function, those of lambdas too.
         nounless: those that hold no noun.
-        statements: statements.
+        statements: statements, docstrings left out.
         comprehensions: list, set and dict comprehensions and generator expressions.
         assignments: assignments.
         parallel: those of several values to several targets at once.
@@ -74,7 +74,7 @@ class Counts:
     def add(self, tree: ast.Module) -> None:
         """Count a file."""
         for node in ast.walk(tree):
-            self.statements += isinstance(node, ast.stmt)
+            self.statements += isinstance(node, ast.stmt) and not is_docstring(node)
             self.comprehensions += isinstance(node, COMPREHENSIONS)
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 self.assignments += 1
@@ -91,6 +91,11 @@ class Counts:
                 count = len(names)
                 self.crowded += count > MOST_NAMES
                 self.most_names = max(self.most_names, count)
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is a text and nothing else."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def is_nounless(name: str) -> bool:
