@@ -59,8 +59,9 @@ class Definitions:
                 self._read_class(node, str(place))
 
     def _read_class(self, node: ast.ClassDef, place: str) -> None:
-        self.bases[node.name] = [name for base in node.bases if (name := _name(base))]
-        methods = self.methods[node.name] = {}
+        owner = f"{node.name} in {Path(place).stem}" if node.name in self.methods else node.name
+        self.bases[owner] = [name for base in node.bases if (name := _name(base))]
+        methods = self.methods[owner] = {}
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 methods[statement.name] = f"{place}:{statement.lineno}"

@@ -99,6 +99,19 @@ def test_grammars_shape_the_text(tmp_path):
     assert "identical, token for token" in compared
 
 
+def test_a_file_of_a_grammar_that_cannot_be_read_is_named(tmp_path, capsys):
+    pytest.importorskip("llguidance")
+    path = tmp_path / "wrong"
+    path.write_text('{"type": nope')
+    for option, words in (
+        ("--json-schema", "invalid JSON schema: Expecting value"),
+        ("--ebnf", "invalid EBNF grammar"),
+    ):
+        said = complaint(capsys, "generate", PROMPT, option, path)
+        assert f"{path}: {words}" in said
+        assert said.count(str(path)) == 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_chat_template_is_applied(embedded, monkeypatch):
     ids = embedded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)

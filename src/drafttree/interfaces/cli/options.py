@@ -223,7 +223,14 @@ def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -
     from drafttree.constraints import grammar
 
     ((notation, value),) = sources.items()
-    return getattr(grammar, notation)(read_text(value) if isinstance(value, Path) else value)
+    make_grammar = getattr(grammar, notation)
+    if not isinstance(value, Path):
+        return make_grammar(value)
+    try:
+        return make_grammar(read_text(value))
+    except ConfigError as error:
+        prefix = "" if str(value) in str(error) else f"{value}: "
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 def parse_numbers(text: str, option: str, minimum: int = 2) -> list[int]:
