@@ -138,6 +138,7 @@ class GenerationOptions(ProcessorOptions, total=False):
 
 NOTATIONS = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
 """Options that stand for a grammar, and what makes it."""
+GRAMMARS = ("grammar", *NOTATIONS)
 FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
 FLAGS += ("sanitize_control_tokens",)
 SERVED = frozenset(GenerationOptions.__annotations__)
@@ -208,9 +209,11 @@ class RequestOptions:
         """
         if options.get("generation_config") is not None:
             defaults = {**defaults, **_config_fields(options["generation_config"])}
-        defaults = _with_grammar(_plain(defaults))
-        options = _with_grammar(_plain(options))
-        values = {**defaults, **options}
+        defaults = _plain(defaults)
+        options = _plain(options)
+        if not options.keys().isdisjoint(GRAMMARS):  # even None, which turns a grammar of the defaults off
+            defaults = {name: value for name, value in defaults.items() if name not in GRAMMARS}
+        values = _with_grammar({**defaults, **options})
         check_options(values, options, SERVED)
         _check_values(values)
         values["temperature"] = _temperature(defaults, options)
@@ -349,14 +352,12 @@ def _with_grammar(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: if several grammars are given, or the notation is malformed.
     """
-    names = [name for name in ("grammar", *NOTATIONS) if options.get(name) is not None]
+    names = [name for name in GRAMMARS if options.get(name) is not None]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]} are given, and a text follows one grammar; leave one of them out")
     other_options = {name: value for name, value in options.items() if name not in NOTATIONS}
-    if names == ["grammar"]:
+    if not names or names == ["grammar"]:
         return other_options
-    if not names:  # None turns a grammar of the defaults off
-        return other_options | ({"grammar": None} if NOTATIONS.keys() & options.keys() else {})
     (name,) = names
     if name != "json_schema" and not isinstance(options[name], str):
         raise ConfigError(f"{name} is {options[name]!r}; give a string")

@@ -1,5 +1,6 @@
 """What the source of a drafter stands for, as `drafttree.loading.drafters.parse_drafter` finds it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from drafttree.loading.targets import LoadedTarget, TargetSpec
 
 
 @dataclass(frozen=True)
-class DrafterSpec:
+class DrafterSpec(ABC):
     """A drafter that is not loaded yet.
 
     Attributes:
@@ -46,6 +47,7 @@ class DrafterSpec:
                 f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(self.source)!r}"
             )
 
+    @abstractmethod
     def build(self, target: LoadedTarget) -> Drafter | None:
         """The drafter for a loaded target; None for plain decoding.
 
@@ -54,7 +56,6 @@ class DrafterSpec:
             ModelError: the model or head cannot be loaded, or does not fit the target.
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """
-        raise NotImplementedError
 
 
 def named(drafter: Drafter, name: str) -> Drafter:
