@@ -4,11 +4,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drafttree import Decoder
@@ -39,6 +40,7 @@ class DeviceCounts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts, self._silent = Counter[str](), 0
+        self._indices = ListIndices(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name().split("::")[1].split(".")[0] not in VIEWS:
@@ -48,6 +50,14 @@ class DeviceCounts(TorchDispatchMode):
     def note(self, event: str) -> None:
         """Count an event, unless it is part of another."""
         self.counts[event] += not self._silent
+
+    def __enter__(self) -> Self:
+        self._indices.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._indices.__exit__(*error)
 
     @contextmanager
     def within(self, event: str) -> Iterator[None]:
@@ -75,6 +85,25 @@ class DeviceCounts(TorchDispatchMode):
         return self.noted("launches", run)
 
 
+class ListIndices(TorchFunctionMode):
+    """Counts tensors indexed by lists, which are copied to the device first: a wait.
+
+    A mode, as `Tensor.__getitem__` cannot be replaced for a while: a class that once had one of its own is a sequence
+    to CPython from then on, and `torch.tensor` refuses lists of its numbers.
+    """
+
+    def __init__(self, counts: DeviceCounts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            index = args[1]
+            if any(isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,))):
+                self.counts.note("waits")
+        return func(*args, **(kwargs or {}))
+
+
 def decoder_of(counts: DeviceCounts, drafter: str | None, policy: str) -> Decoder:
     """The embedded target with a drafter, whose passes and heads are recorded."""
     module = load_model("embedded", torch.float32, find_device("cpu"))
@@ -98,19 +127,13 @@ def take_for_a_device(counts: DeviceCounts, patch: pytest.MonkeyPatch) -> None:
     for name in READS:
         patch.setattr(Tensor, name, counts.noted("waits", getattr(Tensor, name)))
     patch.setattr(Tensor, "is_cpu", property(lambda self: False), raising=False)
-    make_tensor, take = torch.tensor, Tensor.__getitem__
+    make_tensor = torch.tensor
 
     def tensor(data: Any, *given: Any, **named: Any) -> Tensor:
         with counts.within("waits" if "device" in named and isinstance(data, list | tuple) else "numbers"):
             return make_tensor(data, *given, **named)
 
-    def item(self: Tensor, index: Any) -> Any:
-        if any(isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,))):
-            counts.note("waits")
-        return take(self, index)
-
     patch.setattr(torch, "tensor", tensor)
-    patch.setattr(Tensor, "__getitem__", item)
     for module in [*sys.modules.values()]:
         if (
             getattr(module, "__name__", "").startswith("drafttree")
