@@ -11,9 +11,11 @@ from drafttree.interfaces import cli
 DOCUMENT = Path(__file__).parent / "methods.md"
 INTRODUCTION = """# Policies, verifiers and drafters
 
-`python docs/methods.py` makes this page from what `drafttree policies`, `verifiers` and `drafters` list. Parameters
-follow a name: `--policy talon:budget=60,margin=0.03`, in Python `drafttree.policies.Talon(budget=60, margin=0.03)` or
-`policy="talon:budget=60,margin=0.03"`. [Choosing](choosing.md) shows a tree of each policy.
+<!-- `python docs/methods.py` makes this page from what `drafttree policies`, `verifiers` and `drafters` list. -->
+
+The names and parameters of all tree policies, verifiers and drafters. [Choosing](choosing.md) says which to take, and
+shows a tree of each policy. Parameters follow a name: `--policy talon:budget=60,margin=0.03`. In Python this is
+`policy="talon:budget=60,margin=0.03"` or `drafttree.policies.Talon(budget=60, margin=0.03)`.
 """
 
 

@@ -12,9 +12,12 @@ from drafttree.interfaces.prepared_inputs import SERVED
 DOCUMENT = Path(__file__).parent / "options.md"
 INTRODUCTION = """# Options of `generate`
 
-`python docs/options.py` makes this page from the tables in the code. `Decoder.generate`, `stream` and `new_request`
-take these options. `custom_generate=drafttree.hf.generate(...)` takes the options of transformers' own `generate`,
-which turns them into processors and stopping criteria first. The same tables tell which are supported.
+<!-- `python docs/options.py` makes this page from the tables in the code. -->
+
+All options of transformers' `generate`, and drafttree's own: [which are served](#served), which are
+[accepted without effect](#accepted-without-effect-on-the-text), and what to do instead of
+[those that are refused](#refused-by-name). They are options of `Decoder.generate`, `stream` and `new_request`. The last
+column of the last table is about [`custom_generate`](inside-transformers.md).
 
 `drafttree.load` takes its defaults from the model's `generation_config.json` (`Decoder.defaults`), as transformers
 does: a model with `do_sample` samples. The options of a call override them. None or a neutral value turns an option

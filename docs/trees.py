@@ -1,15 +1,12 @@
 """Draw images/tree-*.svg: a draft tree of each policy on the embedded pair, with the path that the target accepted."""
 
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import torch
-
 import drafttree
-from drafttree.core.tree import DraftTree
-from drafttree.loading import parse_policies
+from drafttree.evaluation.trace import Outcome, TracedNode, trace_text
 
 IMAGES = Path(__file__).parent / "images"
 PROMPT = "In the beginning"
@@ -33,46 +30,45 @@ STYLE = """text{font-family:ui-monospace,monospace;font-size:12px;fill:#333}path
 
 @dataclass(frozen=True)
 class Picture:
-    """A tree on the host.
+    """A tree to draw.
 
     Attributes:
         labels: per node, its token as text.
-        probabilities: per node, of its path, by the drafter.
-        tree: that was grown.
+        probabilities: per node, the drafter's probability of the path to it.
+        children: per node, its children.
         accepted: the nodes of the accepted path.
     """
 
     labels: list[str]
     probabilities: list[float]
-    tree: DraftTree
+    children: list[list[int]]
     accepted: frozenset[int]
 
 
 def pictured(decoder: drafttree.Decoder) -> Picture:
-    """The tree behind a prompt, and what the target's greedy text has of it."""
-    text = decoder.plain().generate(PROMPT, max_new_tokens=16, temperature=0).tokens
-    request = decoder.new_request(PROMPT, temperature=0)
-    with torch.inference_mode():
-        decoder.loop.read_prompt(request)
-        (tree,) = decoder.loop.trees.draft([request]).trees
-    return of_tree(tree, text, decoder.tokenizer.decode)
+    """The first tree behind the prompt, and what the target accepts of it."""
+    first_round = trace_text(decoder, PROMPT, max_new_tokens=16, temperature=0).rounds[0]
+    assert decoder.tokenizer is not None
+    return of_nodes(first_round.nodes[: first_round.size], decoder.tokenizer.decode)
 
 
-def of_tree(tree: DraftTree, text: list[int], decode) -> Picture:
-    """A tree and the nodes that a text goes through."""
-    path = [0]
-    for token in text:
-        child = tree.child(path[-1], token)
-        if child is None:
-            break
-        path.append(child)
-    labels = [decode([token]).replace(" ", "\u2423").replace("\n", "\u23ce") for token in tree.tokens]
-    return Picture(labels, [*map(math.exp, tree.path_logprobs)], tree, frozenset(path))
+def of_nodes(nodes: Sequence[TracedNode], decode: Callable[[list[int]], str]) -> Picture:
+    """The picture of a traced tree, whose tokens are turned into text one by one."""
+    labels = [decode([node.token]).replace(" ", "\u2423").replace("\n", "\u23ce") for node in nodes]
+    probabilities = [1.0]
+    children: list[list[int]] = [[] for _ in nodes]
+    for index, node in enumerate(nodes[1:], start=1):
+        assert node.draft is not None
+        probabilities.append(probabilities[node.parent] * node.draft)
+        children[node.parent].append(index)
+    on_path = (Outcome.ROOT, Outcome.ACCEPTED)
+    accepted = frozenset(index for index, node in enumerate(nodes) if node.outcome in on_path)
+    return Picture(labels, probabilities, children, accepted)
 
 
 def drawn(picture: Picture) -> str:
     """The tree as SVG: one column per level, lines as thick as the drafter is sure, the accepted path in green."""
-    places = _places(picture.tree)
+    places = _places(picture.children)
     lefts = _lefts(places, picture.labels)
     width, height = lefts[-1] - GAP + MARGIN, 2 * MARGIN + HEIGHT * max(y for _, y in places.values())
     lines, words = [], []
@@ -81,7 +77,7 @@ def drawn(picture: Picture) -> str:
         size = CHARACTER * len(label)
         where = f'x="{lefts[x]:.1f}" y="{middle + 4:.1f}" textLength="{size:.1f}"'
         words.append(f"<text {where}{_class('word', accepted)}>{escape(label)}</text>")
-        for child in picture.tree.children[node]:
+        for child in picture.children[node]:
             start, end, below = lefts[x] + size + 4, lefts[x + 1] - 4, MARGIN + HEIGHT * places[child][1]
             bend, turn = end - GAP + 8, end - GAP / 2
             curve = f"M{start:.1f} {middle:.1f} H{bend:.1f} C{turn:.1f} {middle:.1f} {turn:.1f} {below:.1f} {end:.1f}"
@@ -102,14 +98,14 @@ def _lefts(places: dict[int, tuple[int, float]], labels: list[str]) -> list[floa
     return lefts
 
 
-def _places(tree: DraftTree) -> dict[int, tuple[int, float]]:
+def _places(children: list[list[int]]) -> dict[int, tuple[int, float]]:
     """Per node its column and row: leaves below each other, every other node beside the middle of its children."""
     places: dict[int, tuple[int, float]] = {}
     rows = 0
 
     def place(node: int, depth: int) -> float:
         nonlocal rows
-        below = [place(child, depth + 1) for child in tree.children[node]]
+        below = [place(child, depth + 1) for child in children[node]]
         rows += not below
         places[node] = (depth, (below[0] + below[-1]) / 2 if below else rows - 1)
         return places[node][1]
@@ -125,6 +121,6 @@ def _class(name: str, wanted: bool) -> str:
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     embedded = drafttree.load(drafter="embedded-draft", dtype="float32", device="cpu")
-    for name, policy in parse_policies(POLICIES).items():
+    for policy in POLICIES:
         picture = drawn(pictured(embedded.with_policy(policy)))
-        (IMAGES / f"tree-{name.partition(':')[0]}.svg").write_text(picture)
+        (IMAGES / f"tree-{policy.partition(':')[0]}.svg").write_text(picture)

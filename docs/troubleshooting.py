@@ -99,7 +99,7 @@ SECTIONS = {
         ),
         Entry(
             "loading/pretrained.py",
-            "… is a head",
+            "… is a drafter (…), not a model",
             "A trained head was given as target.",
             "Give it as drafter: `drafttree generate --target MODEL --drafter HEAD`.",
         ),
@@ -287,7 +287,7 @@ SECTIONS = {
         ),
         Entry(
             "interfaces/server/access.py",
-            "there is no API key",
+            "the request has no API key",
             "The server was started with keys (status 401).",
             "Give the client one of them. See [security](server.md#security).",
         ),
@@ -299,7 +299,7 @@ SECTIONS = {
         ),
         Entry(
             "interfaces/server/access.py",
-            "this server is not called",
+            "the host name … is not allowed",
             "The request names a host that the server does not know (status 421).",
             "Start the server with `--allowed-hosts NAME`.",
         ),

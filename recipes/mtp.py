@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from drafttree.drafters.formats.mtp import block_types, layer_config, names_in
 from drafttree.drafters.target_parts import embedding, projection
-from drafttree.models import NAME
+from drafttree.models.attention.tree_attention import NAME
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from heads import HeadObjective, command, parser, target_fields, write_config
 from unrolled import unroll

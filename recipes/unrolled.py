@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafttree.models import Segment, TreePlan
+from drafttree.models import Segment
+from drafttree.models.attention.tree_attention import TreePlan
 from drafttree.models.module.module_inputs import ModuleInputs, SegmentCache
 from drafttree.models.segment import PassTensors
 

@@ -62,11 +62,7 @@ EXPORTS = {
     },
     "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
     "drafttree.hf": {"TreeGenerate", "generate"},
-    "drafttree.models": {
-        *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),
-        *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("Wants", "choose_backend", "verify_once"),
-    },
+    "drafttree.models": {"CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache"},
     "drafttree.policies": {
         *(
             "POLICIES",

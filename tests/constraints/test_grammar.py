@@ -245,7 +245,7 @@ def test_a_grammar_may_be_given_by_its_notation(embedded):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, and a text follows one grammar"),
+        ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, but a text can follow only one grammar"),
         ({"grammar": "a", "ebnf": "a"}, "grammar and ebnf are given"),
         ({"json_schema": {"type": "nope"}}, "Invalid type: nope"),
         ({"regex": 5}, "regex is 5; give a string"),

@@ -219,13 +219,13 @@ def test_unicode_properties_are_enforced(pattern, good, wrong):
 def test_a_pattern_that_takes_too_much_to_compare_is_refused():
     """It would pass for one that matches no name."""
     schema = {"type": "object", "properties": {"a" * 3_000: {}}, "patternProperties": {"a.{2000}a": {}}}
-    with pytest.raises(ConfigError, match=r"a pattern takes too much to compare .*; make it simpler"):
+    with pytest.raises(ConfigError, match=r"a pattern is too complex to be tested for matches .*; make it simpler"):
         grammar.json_schema(schema)
 
 
 @pytest.mark.parametrize("pattern", [r"[^\D\d]", r"^[^\w\W]$"])
 def test_a_class_without_characters_is_refused(pattern):
-    with pytest.raises(ConfigError, match="stands for no character"):
+    with pytest.raises(ConfigError, match="matches no character"):
         grammar.json_schema({"type": "string", "pattern": pattern})
 
 
@@ -267,5 +267,5 @@ def test_halves_that_javascript_writes_are_one_character(pattern, text):
 @pytest.mark.parametrize("pattern", [r"\ud83d", r"[\uDE00]", r"\u{D83D}", r"\uDE00\uD83D"])
 def test_half_a_character_is_refused(pattern):
     for make in (grammar.regex, lambda pattern: grammar.json_schema({"type": "string", "pattern": pattern})):
-        with pytest.raises(ConfigError, match="is half a surrogate pair, which no text has"):
+        with pytest.raises(ConfigError, match="is half a surrogate pair, which no text can contain"):
             make(pattern)

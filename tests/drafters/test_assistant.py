@@ -12,7 +12,8 @@ from drafttree.drafters.formats import recognise
 from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.inspect import inspect
-from drafttree.models import TargetModel, prefill
+from drafttree.models import TargetModel
+from drafttree.models.base import prefill
 from drafttree.policies import POLICIES, Chain, Talon
 from helpers import assistants
 from helpers.refusals import told
@@ -249,9 +250,9 @@ def test_targets_that_do_not_fit_are_refused():
 def test_an_assistant_is_no_target(tmp_path):
     assistant = assistants.assistant_of("gemma4")
     assistant.save_pretrained(tmp_path)
-    assert "give the model it is made for as target" in told(ModelError, drafttree.load, str(tmp_path), "lookup")
+    assert "and the model it is made for as the target" in told(ModelError, drafttree.load, str(tmp_path), "lookup")
     message = told(ModelError, drafttree.load, assistant, "lookup")
-    assert message == "Gemma4AssistantForCausalLM is an assistant, a drafter; give the model it is made for as target"
+    assert message.startswith("Gemma4AssistantForCausalLM is a drafter (an assistant), not a model; give it as the ")
 
 
 def test_a_session_without_a_cache_says_who_has_to_give_it():

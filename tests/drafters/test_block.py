@@ -71,7 +71,7 @@ def test_what_is_wrong_is_told_by_name(tmp_path):
     assert "missing markov_head.markov_w2.weight" in refusal(tensors=lost)
     assert "number of layers of 4, this target's is 6" in refusal(target=checkpoints.target(depth=6))
     for field, value in {"is_neox_style": False, "rope_is_neox_style": False, "use_gemma_norm": True}.items():
-        assert f"gives {field} as {value}, which is not run" in refusal("DFlash", **{field: value})
+        assert f"gives {field} as {value}, which drafttree does not support" in refusal("DFlash", **{field: value})
 
 
 def test_an_embedding_of_the_mask_token_may_lie_in_a_file_of_its_own(tmp_path):
@@ -92,7 +92,9 @@ def test_an_embedding_of_the_mask_token_may_lie_in_a_file_of_its_own(tmp_path):
     torch.save({"embedding": mask, "mask_token_id": 7}, side)
     assert f"{side} is for the mask token 7; config.json gives {MASK}" in told(ModelError, root, folder)
     torch.save({"embedding": mask.expand(5, -1), "mask_token_id": MASK, "per_position": True}, side)
-    assert f"{side} holds an embedding for every place of a block, which is not run" in told(ModelError, root, folder)
+    assert f"{side} holds an embedding for every place of a block, which drafttree does not" in told(
+        ModelError, root, folder
+    )
     torch.save({"other": mask}, side)
     assert f"{side} holds no embedding" in told(ModelError, root, folder)
 

@@ -5,7 +5,7 @@ import torch
 import drafttree
 from drafttree.drafters.formats.heads import parse_eagle
 from drafttree.errors import ModelError
-from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from helpers import checkpoints
 from helpers.refusals import told
 

@@ -141,7 +141,7 @@ def test_a_config_that_tells_the_targets_sizes():
 )
 def test_a_stray_tensor_makes_no_head(form, name):
     message = refused(form.tensors() | {name: torch.ones(1)})
-    assert message.endswith(f"no Hydra head: unexpected {name}")
+    assert message.endswith(f"the Hydra head are wrong: unexpected {name}")
 
 
 def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):

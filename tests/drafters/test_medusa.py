@@ -112,7 +112,7 @@ def test_all_that_is_wrong_is_told_at_once():
 @pytest.mark.parametrize("projected", [True, False])
 def test_a_stray_tensor_makes_no_head(name, projected):
     message = refused((MEDUSA if projected else UNPROJECTED).tensors() | {name: torch.ones(1)})
-    assert message.endswith(f"no Medusa head: unexpected {name}")
+    assert message.endswith(f"the Medusa head are wrong: unexpected {name}")
 
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "base_num_hidden_layers": tiny.LAYERS}

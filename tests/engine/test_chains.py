@@ -13,7 +13,8 @@ from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
 from drafttree.engine.drafting.tree_drafter import AdjustedDraft, LogitsAdjustment
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS
 from helpers.drafter_kinds import drafter_of, random_states, random_text

@@ -31,7 +31,7 @@ ADVICE = (
     "drafter for such texts, or none (speculate=False)"
 )
 COLLAPSED = re.compile(
-    rf"from token (\d+) of a text on, \d+ of \d+ rounds accepted a drafted token, .* before: {re.escape(ADVICE)}"
+    rf"from token (\d+) of a text on, \d+ of \d+ rounds accepted a drafted token; before, .*: {re.escape(ADVICE)}"
 )
 
 
@@ -53,7 +53,7 @@ def told(caplog) -> list[str]:
 
 def test_a_line_tells_where_and_how_much_and_what_to_do(caplog):
     text = toy(broken_from=150).generate([1, 2], max_new_tokens=300, **SAMPLED)
-    before = "from token 150 of a text on, 3 of 32 rounds accepted a drafted token, and 37 of 52 before"
+    before = "from token 150 of a text on, 3 of 32 rounds accepted a drafted token; before, it was 37 of 52"
     assert told(caplog) == [f"{before}: {ADVICE}"]
     assert text.tokens == toy().generate([1, 2], max_new_tokens=300, **SAMPLED).tokens
     assert text.metrics.collapsed_texts == text.metrics.summary()["collapsed_texts"] == 1

@@ -222,7 +222,7 @@ def test_the_single_row_a_tokenizer_returns_as_tensors_is_a_prompt():
     assert toys().generate([ids, ids], max_new_tokens=5)[1].tokens == expected
     with pytest.raises(InputError, match="these token ids are 2 prompts in one; give a list of them"):
         toys().generate({"input_ids": row.expand(2, -1)})
-    with pytest.raises(InputError, match="the tokenizer's output holds padding; leave it out"):
+    with pytest.raises(InputError, match="the tokenizer's output contains padding; tokenize without padding"):
         toys().generate({"input_ids": row, "attention_mask": torch.zeros_like(row)})
 
 

@@ -9,7 +9,8 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
 from drafttree.engine.generation import Fidelity
-from drafttree.models import LossyWindow, TargetModel, Wants, choose_backend
+from drafttree.models import LossyWindow, TargetModel
+from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.policies import Talon
 from drafttree.verifiers import VERIFIERS, Coupled, LossyTypical, Traversal
 from testing import tiny

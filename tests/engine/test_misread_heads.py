@@ -26,8 +26,8 @@ DEAR_DRAFTS = CostCurve(
     plain_overhead=0.15,
 )
 WARNING = re.compile(
-    r"the drafter (\S+) may be misread: the target's token was among the 3 likeliest of its head in (\d+) of (\d+) "
-    r"rounds, and should have been in (\d+) by the head's own probabilities\. The head may be made for another .*"
+    r"the drafter (\S+) may be misread: the target's token was among the head's 3 likeliest in (\d+) of (\d+) "
+    r"rounds; by the head's own probabilities it should have been in (\d+)\. The head may be made for another .*"
 )
 
 

@@ -4,7 +4,8 @@ import torch
 
 from drafttree.drafters import LanguageModelDrafter, PromptLookupDrafter
 from drafttree.engine.model_digest import model_digest
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from testing import tiny
 
 

@@ -14,7 +14,8 @@ from drafttree.core.machine_memory import MachineMemory
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, Session, SuffixDrafter
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.errors import ConfigError
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.policies import Chain, Talon

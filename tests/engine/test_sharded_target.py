@@ -22,7 +22,7 @@ def decoder():
 
 @pytest.mark.parametrize("verifier", [RRS, Traversal])
 def test_verifiers_that_weigh_the_drafters_probabilities_are_refused(decoder, verifier):
-    with pytest.raises(ConfigError, match=f"{verifier.__name__} cannot judge .* use 'greedy' or 'coupled'"):
+    with pytest.raises(ConfigError, match=f"{verifier.__name__} cannot verify .* use 'greedy' or 'coupled'"):
         decoder.with_verifier(verifier)
 
 

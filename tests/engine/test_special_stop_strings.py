@@ -73,7 +73,7 @@ def test_a_special_token_among_other_text_is_refused_where_no_text_has_it(decode
     with pytest.raises(ConfigError) as error:
         generate(decoder, stop=["is", "<|turn|> this"])
     assert str(error.value) == (
-        "the stop string '<|turn|> this' has the special token '<|turn|>' in it, which no text has; "
+        "the stop string '<|turn|> this' contains the special token '<|turn|>', which never appears in a text; "
         "give '<|turn|>' alone, or the text beside it"
     )
     assert generate(decoder, stop="<|turn|> this", spelled_tokens=[TURN]).text == "it is <call>so"

@@ -143,7 +143,7 @@ def test_eos_is_honoured_or_ignored_on_both_sides(decoder):
 
 def test_texts_that_depend_on_the_tree_are_not_compared(decoder):
     drawn = drafttree.Decoder(decoder.target, decoder.drafter, verifier=drafttree.verifiers.Traversal, eos=decoder.eos)
-    with pytest.raises(ConfigError, match=r"texts of Traversal depend on the tree, so no other .* certify --live"):
+    with pytest.raises(ConfigError, match=r"texts of Traversal depend on the draft trees, so .* certify --live"):
         certify(drawn, [[1, 2, 3]], ["chain"], max_new_tokens=4, temperature=1.0)
 
 

@@ -188,9 +188,9 @@ def test_the_same_command_goes_on_where_it_ended(decoder, tmp_path):
     whole = certify_live(pair, PROMPTS, tokens=200, **given)
     begun = certify_live(pair, PROMPTS, tokens=90, store=RunStore(tmp_path), **given)
     assert len(told) == 2
-    assert "200 tokens at " in told[0]
+    assert "200 tokens will take about " in told[0]
     ended = certify_live(pair, PROMPTS, tokens=200, store=RunStore(tmp_path), **given)
-    assert "110 tokens at " in told[2]
+    assert "110 tokens will take about " in told[2]
     assert begun.written.texts < ended.written.texts == whole.written.texts
     assert ended.written.evidence == whole.written.evidence
 

@@ -185,14 +185,14 @@ NO_CALLS = template("{{ message.content }}").replace(CALLS, "")
         (
             template("{{ message.text }}"),
             [text("user", "Hello")],
-            "the chat template leaves out what message 1 says, as all content of the role 'user'; use another chat "
-            "template or role",
+            "the chat template leaves out what message 1 says, as it does for all messages of the role 'user'; use "
+            "another chat template or role",
         ),
         (
             NO_SYSTEM,
             [text("system", "Be kind."), text("user", "Hello")],
-            "the chat template leaves out what message 1 says, as all content of the role 'system'; use another chat "
-            "template or role",
+            "the chat template leaves out what message 1 says, as it does for all messages of the role 'system'; "
+            "use another chat template or role",
         ),
         (
             NO_CALLS,
@@ -228,7 +228,7 @@ ALTERNATES = template("{{ message.content }}") + (
     "{% for message in messages %}{% if not loop.first and message.role == loop.previtem.role %}"
     "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
 )
-ONE_PLACE = "since it shows the role 'system' at one place alone; say all of that in the first message"
+ONE_PLACE = "since it shows the role 'system' in one place only; put all of that into the first message"
 SENT = [{**CALL, "id": name, "function": {"name": "clock", "arguments": "{}"}} for name in ("c1", "c2")]
 RESULTS = [{**text("tool", "Noon."), "tool_call_id": call["id"]} for call in SENT]
 ASKED = text("user", "What is the time?")
@@ -263,7 +263,7 @@ LATE = [ASKED, text("assistant", "Noon."), text("system", "Be kind."), ASKED]
         (
             "{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}" + PARTS,
             [ASKED],
-            "the chat template refuses the message that tells of the tools (role 'system') with an error of its own: "
+            "the chat template refuses the message that describes the tools (role 'system') with an error of its own: "
             "No system role.",
         ),
     ],

@@ -23,7 +23,7 @@ def test_a_tree_grows_a_level_at_a_time_and_ends_with_the_verdict():
     assert "cat  draft 0.75" in second
     assert "sea" not in second
     assert "sea  draft 0.12  target 0.25" in judged
-    assert "1 accepted; candidates dropped: keep 7" in judged
+    assert "1 accepted; Candidates dropped: 7 by the policy" in judged
 
 
 def test_a_verdict_is_coloured():

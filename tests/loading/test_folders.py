@@ -95,7 +95,7 @@ def test_what_was_downloaded_before_does_without_the_hub(cache, folder, monkeypa
         assert find_folder(NAME) == snapshot
         assert len(connections) == 1
     assert decoder.tokenizer is not None
-    assert caplog.text.count(f"does not answer within 0.3 seconds; {NAME} is taken as it is on this machine") == 1
+    assert caplog.text.count(f"does not answer within 0.3 seconds; the copy of {NAME} on this machine is used") == 1
 
 
 @pytest.mark.slow

@@ -328,5 +328,5 @@ def test_a_config_with_fewer_layers_than_the_files_is_refused_by_name(tmp_path, 
     (tmp_path / "config.json").write_text(json.dumps(config | {field: held - 1}))
     assert told(ModelError, drafttree.load, tmp_path, "none") == (
         f"the weights of '{tmp_path}' do not fit its config.json: {place} has {held} entries in the files, and "
-        f"{field} is {held - 1}; correct it, or save the model that was cut anew"
+        f"{field} is {held - 1}; correct it, or save the pruned model again"
     )

@@ -207,13 +207,13 @@ def test_the_command_line_lists_entry_points_and_names_the_bad_ones(caplog):
     ("call", "name", "reason"),
     [
         (make_policy, "mymethods.Keepless", "it lacks the method keep"),
-        (make_policy, "mymethods.Lookup", "it is no subclass of drafttree.policies.TreePolicy"),
+        (make_policy, "mymethods.Lookup", "it is not a subclass of drafttree.policies.TreePolicy"),
         (make_policy, "mymethods.Wide", "cannot import policy 'mymethods.Wide' (AttributeError"),
         (make_policy, "no_such_module.Wide", "No module named 'no_such_module'"),
         (make_policy, "mymethods.Short:dept=3", "did you mean 'depth'"),
         (find_verifier, "mymethods.Verifyless", "it lacks the method verify"),
         (find_verifier, "mymethods.Judgeless", "it lacks the method judge"),
-        (find_verifier, "mymethods.Short", "it is no subclass of drafttree.verifiers.Verifier"),
+        (find_verifier, "mymethods.Short", "it is not a subclass of drafttree.verifiers.Verifier"),
         (load, "mymethods.Startless", "'mymethods.Startless' is not a drafter: it lacks the method start"),
         (load, "mymethods.parse", "it is of type function, not a class"),
         (load, "mymethods.ECHO", "it is a format of files; give a folder"),
@@ -318,7 +318,7 @@ def test_classes_are_inspected_without_asking_the_hub(monkeypatch):
     for name, kind in (("talon", "policy"), ("short", "policy"), ("walk", "verifier")):
         assert f"{name!r} is a {kind}; inspect takes drafters" in refusals.told(ModelError, inspect, name)
     for name in ("auto", "none", "mtp", "mixed:lookup"):
-        assert f"{name!r} is no drafter by itself; inspect a folder" in refusals.told(ModelError, inspect, name)
+        assert f"{name!r} is not a drafter by itself; inspect a folder" in refusals.told(ModelError, inspect, name)
 
 
 @pytest.mark.usefixtures("installed")
@@ -327,7 +327,7 @@ def test_an_entry_point_named_as_one_of_drafttrees_own_is_refused_by_name(caplog
     assert "entry point 'talon' of drafttree.policies is skipped: policy 'talon' is drafttree's own" in caplog.text
     assert isinstance(load("lookup").drafter, PromptLookupDrafter)
     assert "entry point 'lookup' of drafttree.drafters is skipped: drafter 'lookup' is drafttree's own" in caplog.text
-    with pytest.raises(ModelError, match="'mtp' drafts with layers in the target's files"):
+    with pytest.raises(ModelError, match="'mtp' drafts with layers from the target's files"):
         load("mtp")
     assert "entry point 'mtp' of drafttree.drafters is skipped: drafter 'mtp' is drafttree's own" in caplog.text
 
@@ -351,6 +351,6 @@ def test_classes_and_objects_stand_for_themselves():
     assert make_policy(Talon) == Talon()
     assert list(parse_policies([Chain(depth=2), Talon, "eagle"])) == ["chain:depth=2", "talon", "eagle"]
     assert parse_verifiers([RRSw, "greedy"]) == {"rrsw": RRSw, "greedy": VERIFIERS["greedy"]}
-    assert "it is no subclass of drafttree.policies.TreePolicy" in told(make_policy, RRSw)
-    assert "it is no subclass of drafttree.verifiers.Verifier" in told(parse_verifiers, [Talon()])
+    assert "it is not a subclass of drafttree.policies.TreePolicy" in told(make_policy, RRSw)
+    assert "it is not a subclass of drafttree.verifiers.Verifier" in told(parse_verifiers, [Talon()])
     assert "unknown verifier 'auto'" in told(parse_verifiers, ["auto"])

@@ -223,9 +223,9 @@ def test_drafters_that_are_not_run_are_told_as_targets_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     message = told(ModelError, drafttree.load, tmp_path, None)
     assert "a P-EAGLE head" in message
-    assert "give the model it is made for as target" in message
+    assert "give it as the drafter, and the model it is made for as the target" in message
     save_file({"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    assert "is a head (mtp), a drafter" in told(ModelError, drafttree.load, tmp_path, None)
+    assert "is a drafter (mtp), not a model" in told(ModelError, drafttree.load, tmp_path, None)
 
 
 def test_other_kinds_of_model_are_refused(tmp_path):

@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_draft_is_refused_before_weights_are_read(target, t
 def test_own_layers_of_a_gguf_file_are_refused_before_it_is_read(tmp_path, prefix):
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     message = told(ModelError, drafter_of, tmp_path / "some.gguf", f"{prefix}mtp")
-    assert message == "'mtp' drafts with layers of the target, and those of a GGUF file are not read"
+    assert message == "'mtp' drafts with layers of the target, which drafttree cannot read from a GGUF file"
 
 
 @pytest.mark.parametrize("source", ["auto", "none", "lookup", "mtp", "mixed:mtp", DOTTED, PromptLookupDrafter])
@@ -147,7 +147,7 @@ def test_a_loaded_assistant_is_no_target(monkeypatch):
     model = tiny.build("llama")
     monkeypatch.setattr(type(model.config), "model_type", "gemma4_assistant")
     message = told(ModelError, drafttree.load, model, "./nowhere")
-    assert message == "LlamaForCausalLM is an assistant, a drafter; give the model it is made for as target"
+    assert message.startswith("LlamaForCausalLM is a drafter (an assistant), not a model; give it as the drafter, ")
 
 
 def test_a_loaded_target_is_not_sharded(monkeypatch):
@@ -158,7 +158,9 @@ def test_a_loaded_target_is_not_sharded(monkeypatch):
 
 def test_own_layers_need_a_target_that_names_its_files():
     message = told(ModelError, drafttree.load, tiny.build("llama"), "mixed:mtp")
-    assert message == "'mtp' drafts with layers in the target's files, and this loaded model does not name any"
+    assert message == (
+        "'mtp' drafts with layers from the target's files, and this loaded model does not say where its files are"
+    )
 
 
 def test_own_layers_that_are_not_there_are_told(target):
@@ -168,7 +170,7 @@ def test_own_layers_that_are_not_there_are_told(target):
 
 @pytest.mark.parametrize("source", ["mixed", "none:x", "mtp:x", "mixed:lookup", f"mixed:{DOTTED}"])
 def test_what_stands_for_a_drafter_only_with_others_is_not_inspected(source):
-    assert f"{source!r} is no drafter by itself; inspect a folder" in told(ModelError, inspect, source)
+    assert f"{source!r} is not a drafter by itself; inspect a folder" in told(ModelError, inspect, source)
 
 
 def test_what_a_source_is_decides_what_is_inspected(target):

@@ -101,13 +101,13 @@ def test_plain_decoding_may_be_asked_for(tuned, path):
 
 def test_another_target_drafter_or_dtype_is_refused_by_name(tuned, path):
     replace(tuned, target=TunedModel("their/model", "0" * 16)).write(path)
-    with pytest.raises(ModelError, match=r"tuned\.json was tuned for 'their/model', and this target is another"):
+    with pytest.raises(ModelError, match=r"tuned\.json was tuned for 'their/model', but this target is another"):
         drafttree.load("embedded", policy=path)
     replace(tuned, drafter=TunedModel("lookup", "0" * 16)).write(path)
-    with pytest.raises(ModelError, match=r"tuned\.json was tuned with 'lookup', and this drafter is another"):
+    with pytest.raises(ModelError, match=r"tuned\.json was tuned with 'lookup', but this drafter is another"):
         drafttree.load("embedded", policy=path)
     tuned.write(path)
-    with pytest.raises(ModelError, match=r"drafter is another, of other weights, or quantized otherwise; tune with it"):
+    with pytest.raises(ModelError, match=r"drafter is another model, .* quantized in another way; tune again with it"):
         drafttree.load("embedded", "suffix", policy=path)
     with pytest.raises(
         ModelError, match=r"tuned\.json was tuned for a target in float32, and this one is in bfloat16; load"
@@ -121,8 +121,11 @@ GAP = {"1": 1.0, "64": 2.0}
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"format": "something"}, "no tuned policy; make one by drafttree tune --save"),
-        ({"version": 2}, "a tuned policy of format version 2, and 1 is read here; make one by drafttree tune --save"),
+        ({"format": "something"}, "this is not a tuned policy; make one by drafttree tune --save"),
+        (
+            {"version": 2},
+            "a tuned policy in format version 2, but this drafttree reads version 1; make one by drafttree tune --save",
+        ),
         ({"costs": {**CURVE.to_json(), "target": GAP}}, "'target' has a gap between 1 and 64; measure 8 too"),
         ({"costs": None}, "a cost curve is not a JSON object"),
         ({"policy": "talom"}, "unknown policy 'talom'"),
@@ -145,7 +148,9 @@ def test_files_that_are_none_are_refused_by_name(change, fault, tuned, path):
     assert fault in str(refused.value)
 
 
-@pytest.mark.parametrize(("text", "fault"), [("{", "not JSON"), ("[]", "no tuned policy"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("text", "fault"), [("{", "not JSON"), ("[]", "this is not a tuned policy"), (None, "cannot be read")]
+)
 def test_files_that_are_no_json(text, fault, path):
     if text:
         path.write_text(text)

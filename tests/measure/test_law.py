@@ -29,25 +29,25 @@ def test_the_term_whose_ideal_value_would_raise_the_ratio_most(factor, levels, t
     limit = found(levels, **dict(zip(("tau", "v", "c", "delta", "h", "h0"), terms, strict=True)))
     assert limit.factor == factor
     assert limit.possible == pytest.approx(possible)
-    assert limit.sentence.startswith(f"{factor} limits the gain: ")
+    assert limit.sentence.startswith(f"{factor.capitalize()} limits the gain: ")
     assert said in limit.sentence
-    assert limit.sentence.endswith(f"(without that, {possible:.2f} times plain decoding)")
+    assert limit.sentence.endswith(f"(without this limit: {possible:.2f} times plain decoding).")
 
 
 def test_where_most_rounds_drafted_nothing_that_is_the_limit():
     limit = found([0, 0, 3], tau=1.2, v=1.1, c=0.1, delta=1, h=0.5, h0=0.1)
     assert limit.factor == "acceptance"
-    assert "nothing was drafted in 2 of 3 rounds, where it did not pay" in limit.sentence
+    assert "in 2 of 3 rounds nothing was drafted, because it did not pay" in limit.sentence
 
 
 def test_ideal_terms_leave_nothing_to_name():
     limit = found([3], tau=4, v=0.9, c=0, delta=3, h=0.1, h0=0.1)
     assert (limit.factor, limit.possible) == ("nothing", pytest.approx(4.4))
-    assert limit.sentence == "nothing limits the gain with trees of this depth; try a deeper one"
+    assert limit.sentence == "Nothing limits the gain with trees of this depth; try deeper trees."
 
 
 def test_where_nothing_was_drafted_the_drafter_is_the_limit():
     limit = found([0, 0], tau=1, v=1.1, c=0, delta=0, h=0.5, h0=0.1)
     assert limit.factor == "acceptance"
     assert limit.possible == pytest.approx(1.1 / 1.6)
-    assert limit.sentence == "acceptance limits the gain: nothing was drafted; try another drafter"
+    assert limit.sentence == "Acceptance limits the gain: nothing was drafted; try another drafter."

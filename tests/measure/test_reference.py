@@ -2,7 +2,8 @@
 
 from drafttree import Decoder
 from drafttree.measure.reference import transformers_generate
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from testing import families, tiny
 
 

@@ -62,13 +62,13 @@ def test_other_folders_are_refused(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("keep")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="holds files that are not runs"):
         RunStore(tmp_path / "notes", COMMAND)
     with pytest.raises(InputError, match="cannot be written"):
         RunStore(tmp_path / "file", COMMAND)
     RunStore(tmp_path / "out", COMMAND)
     (tmp_path / "out" / RUNS).write_text("no JSON\n")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="holds files that are not runs"):
         RunStore(tmp_path / "out", COMMAND)
 
 

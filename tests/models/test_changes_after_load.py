@@ -273,8 +273,8 @@ def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add, cap
     assert not caplog.messages
     decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS)
     assert caplog.messages == [
-        f"reuse_prefix=True: {UNSEEN[add]} may have a state that cannot be compared, and rows of earlier texts are "
-        "reused even if it has changed; pass reuse_prefix=False after a change"
+        f"reuse_prefix=True: {UNSEEN[add]} may have state that cannot be compared, and the KV cache of earlier texts "
+        "is reused even if this state has changed; pass reuse_prefix=False after a change"
     ]
     assert decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS).metrics.reused_tokens
 

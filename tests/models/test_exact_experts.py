@@ -13,7 +13,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, Wants, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.policies import Talon
 from helpers.refusals import told
 from testing import tiny

@@ -12,8 +12,10 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
 from drafttree.loading import load_model
-from drafttree.models import Segment, TargetModel, TreeCache, Wants, append, choose_backend
+from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
+from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.base import append
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend

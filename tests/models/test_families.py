@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import prefill
 from testing import families, tiny
 
 TOLERANCE = 1e-3  # rounding grows in recurrent layers

@@ -10,7 +10,9 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.policies import Talon
 from helpers.refusals import told

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from helpers import images
 from testing import tiny

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafttree.models import Segment, prefill
+from drafttree.models import Segment
+from drafttree.models.base import prefill
 from testing import tiny
 
 TOLERANCE = 1e-4

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Phi3Config, PreTrainedModel
 
-from drafttree.models import LossyWindow, Output, Segment, TargetModel, TreeCache, Wants, append, choose_backend
+from drafttree.models import LossyWindow, Output, Segment, TargetModel, TreeCache
+from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.base import append
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.quantization.quantize import quantize_int8

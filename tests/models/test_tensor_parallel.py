@@ -16,7 +16,7 @@ from helpers import sharded_run
 pytestmark = pytest.mark.slow  # two processes that import torch take half a minute
 TESTS = Path(__file__).parents[1]
 REFUSED = {
-    "verifier": "ConfigError: Traversal cannot judge for a target that is sharded over processes",
+    "verifier": "ConfigError: Traversal cannot verify for a sharded target",
     "auto": "ConfigError: costs, which the policy auto weighs, are measured by a clock",
     "engine": "ConfigError: the drafts of many requests at once are budgeted by a clock",
     "several": "ConfigError: the drafts of many requests at once are budgeted by a clock",

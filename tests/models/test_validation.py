@@ -14,8 +14,9 @@ import torch
 import drafttree
 from drafttree.core.openmp import gnu_libraries
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, backend_choice, choose_backend, validation
+from drafttree.models import TargetModel, backend_choice, validation
 from drafttree.models.attention import tree_attention
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module import module_inputs
 from drafttree.models.module.module_backend import ModuleBackend

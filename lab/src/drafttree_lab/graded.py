@@ -23,7 +23,7 @@ CALIBRATED = "calibrated"
 CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
 """Factors of a grade's temperature; they change how sure a drafter is, but not its best tokens."""
 HALVINGS = 24
-"""Steps of a bisection; after so many, a text no longer tells the two grades apart."""
+"""Steps of a bisection; after so many, a text no longer distinguishes the two grades."""
 MAX_NOISE = 256.0
 """Largest scale of the noise."""
 MAX_SHARPNESS = math.log(64)

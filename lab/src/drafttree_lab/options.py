@@ -61,7 +61,7 @@ class PromptOptions:
         return read_token_ids(decoder, self.prompts, self.limit, new_tokens, self.prompt_form)
 
     def mixed_token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
-        """The token ids of the prompts, by default of all shipped prompts, one of each kind in turn."""
+        """The token ids of the prompts, by default of all shipped prompts, the kinds alternating."""
         if self.prompts:
             return self.token_ids(decoder, new_tokens)
 

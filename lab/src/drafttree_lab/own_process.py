@@ -9,7 +9,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 
 REFUSED = "refused"
-"""The key of a result that tells why the process refused its task."""
+"""The key of a result that says why the process refused its task."""
 
 
 def run_module(module: str, task: Mapping[str, Any], name: str) -> Any:

@@ -176,7 +176,7 @@ def test_tasks_have_rows_of_their_own(small):
 
 @pytest.mark.parametrize(
     ("shape", "said"),
-    [("eagle", "Eagle with RRSw is not lossless"), ("auto", "'auto' grows by what passes cost")],
+    [("eagle", "Eagle with RRSw is not lossless"), ("auto", "'auto' has no shape of its own")],
 )
 def test_shapes_that_cannot_be_judged_are_refused(shape, said):
     with pytest.raises(ConfigError, match=said):

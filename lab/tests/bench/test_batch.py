@@ -85,7 +85,7 @@ def test_without_files_prompts_of_every_kind_that_ships_take_turns(embedded):
         (["--temperature", "-1"], "temperature"),
         (["--repeats", "0"], "--repeats"),
         (["--peers", "openvino"], "openvino"),
-        (["--peers", "transformers", "--temperature", "1"], "other programs draw in their own ways"),
+        (["--peers", "transformers", "--temperature", "1"], "other programs draw other random numbers"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -156,14 +156,14 @@ def test_with_a_system_prompt_the_other_server_shares_no_prefixes(started, lette
     assert shared[:3] == ["mine", "--drafter", "lookup"]
     assert whole[:5] == ["mine", "--drafter", "lookup", "--prefix-tokens", "0"]
     assert shared[3:] == whole[5:]
-    assert "2 turns of each; 12 of 12 texts are those of prompts read whole" in shown
+    assert "2 turns of each server; 12 of 12 texts equal those of prompts read whole" in shown
     assert "prompts cached" in shown
 
 
 def test_speeds_waits_and_texts_are_printed(started, letters):
     shown = bench(letters)
     assert "first token" in shown
-    assert "2 turns of each; 12 of 12 texts are those without a drafter" in shown
+    assert "2 turns of each server; 12 of 12 texts equal those without a drafter" in shown
     assert "rounding" not in shown
 
 

@@ -141,7 +141,7 @@ def test_a_replay_that_was_killed_reports_what_was_run(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         run(*command)
     assert complaint_of("replay", "report", out, "-o", page) == (
-        f"{out}: 2 finished runs of a replay that ended before its first results; the same command goes on from there"
+        f"{out}: 2 finished runs of a replay that ended before its first results; the same command continues from there"
     )
     left[0] = 4
     with pytest.raises(Killed):
@@ -160,7 +160,7 @@ def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
     shown = run("replay", "talon/1", *TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
     assert shown.exit_code == 3
     assert "0 of 3 turns done" in shown.stdout
-    assert f"the same command goes on from {tmp_path / 'out'}" in shown.stderr
+    assert f"the same command continues from {tmp_path / 'out'}" in shown.stderr
 
 
 def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
@@ -168,7 +168,7 @@ def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
     assert run("replay", "list").stdout.count("\n") > 50
     shown = run("replay", "list", "talon/1", "traversal/2")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["result", "talon/1", "traversal/2"]
-    assert "without fitted drafters: these run each text four times more" in shown.stderr
+    assert "without fitted drafters; those must first be found, and run each text four more times" in shown.stderr
     rows = json.loads(run("replay", "list", "talon/1", "traversal/2", "--json").stdout)["results"]
     assert [row["result"] for row in rows] == ["talon/1", "traversal/2"]
     assert all(f"{row['runs']}  " in shown.stdout and row["minutes"] > 0 for row in rows)
@@ -323,16 +323,16 @@ def test_a_wrong_key_in_a_paper_is_told_with_its_line(documented, capsys):
         (["talon/fig77"], "unknown table or figure of talon 'fig77'; did you mean 'fig7'?"),
         (["list", "talom"], "unknown paper 'talom'"),
         (["talon", "--as", "EAGLE3=x"], "unknown role 'EAGLE3'; did you mean 'EAGLE-3'?"),
-        (["report", "-o", "claims.pdf"], "-o 'claims.pdf' is no .html or .md file"),
+        (["report", "-o", "claims.pdf"], "-o 'claims.pdf' does not end in .html (a page) or .md"),
         (["talon", "--as", "SD"], "--as 'SD' is not of the form ROLE=DRAFTER"),
         (["talon", "--cost", "free"], "--cost is 'free'"),
         (["talon", "--inflate", "9t"], "unknown shape '9t'"),
-        (["talon", "--data", "nowhere"], "--data 'nowhere' is no folder"),
+        (["talon", "--data", "nowhere"], "--data 'nowhere' is not a folder"),
         ([], "Missing argument 'what'"),
         (["report", "one", "two"], "unexpected extra argument(s) (two)"),
         (["list", "--minutes", "2"], "No such option: --minutes"),
         (["--limit", "0", "talon"], "--limit"),
-        (["report", "nowhere"], "nowhere: no results of a replay in it"),
+        (["report", "nowhere"], "nowhere: the folder has no results of a replay"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(arguments, said, capsys, monkeypatch):

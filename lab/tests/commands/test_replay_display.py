@@ -62,7 +62,7 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
         not_looping=[verdict("contradicted")],
         looping=0.25,
         entries=[entry(), entry(metric="delta", measured=None)],
-        missing={"SD": "no drafter stands for it"},
+        missing={"SD": "no drafter replaces it"},
         reach={"TALON": (38, 60)},
         costs="costs of the paper's model: c = 0.1",
         notes=["it ended early"],
@@ -81,7 +81,7 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
     assert "2.00 (3.5)" in text
     assert "delta" not in text
     assert "  costs of the paper's model: c = 0.1\n  TALON: no tree has more than 38 of 60 nodes\n" in text
-    assert "  it ended early\n  SD: no drafter stands for it\n  2 of 3 turns done" in text
+    assert "  it ended early\n  SD: no drafter replaces it\n  2 of 3 turns done" in text
     assert lines[-4:] == [
         "claims: 2",
         "  with a fitted drafter: none",

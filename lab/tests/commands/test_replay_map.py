@@ -63,7 +63,7 @@ def test_a_folder_of_drafters_of_other_confidences_is_refused(tmp_path, capsys):
         (["talon/1"], "unexpected extra argument(s) (talon/1)"),
         (["--points", "2"], "No such option: --points"),
         (["--cost", "measured"], "No such option: --cost"),
-        (["-o", "map.png"], "is no .svg file"),
+        (["-o", "map.png"], "does not end in .svg"),
         (["--target", "gpt2"], "name one with --as Draft model=DRAFTER"),
         (["--as", "SD=x"], "unknown role 'SD'"),
     ],
@@ -76,4 +76,4 @@ def test_mistakes_are_told_before_a_model_is_loaded(arguments, said, capsys, mon
 @pytest.mark.usefixtures("small_map")
 def test_a_drafter_that_is_no_language_model_is_refused(tmp_path, capsys):
     said = complaint(capsys, *TINY, "--as", "Draft model=embedded-eagle3", "--out", tmp_path / "out")
-    assert "the map grades a language model that drafts" in said
+    assert "the map grades language models that draft" in said

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.models import TreePlan
+from drafttree.models.attention.tree_attention import TreePlan
 from drafttree_lab.support import check
 from testing.command_line import complaint, run
 

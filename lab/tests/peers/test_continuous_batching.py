@@ -27,7 +27,7 @@ def test_what_keeps_it_from_running_is_said_in_one_line(decoder, monkeypatch):
     def fail(*_):
         raise RuntimeError("no\nkernel")
 
-    assert "no transformers model" in why_not(decoder.with_target(ToyModel(None)), [1, 2])
+    assert "not a transformers model" in why_not(decoder.with_target(ToyModel(None)), [1, 2])
     monkeypatch.setattr(continuous_batching, "generate_batch", fail)
     assert why_not(decoder, [1, 2]) == "no kernel"
 

@@ -56,14 +56,14 @@ def test_a_grid_is_all_combinations_with_the_last_parameter_fastest():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"methods": ["AR", "tree", "bush"]}, "'bush' is none of AR, tree"),
-        ({"sets": ["code"]}, "'code' is none of chat"),
-        ({"published": [BLOCK | {"rows": {"bush": [3.0]}}]}, "'bush' is none of AR, tree"),
-        ({"published": [BLOCK | {"columns": ["code"]}]}, "'code' is none of chat, average, untold"),
+        ({"methods": ["AR", "tree", "bush"]}, "'bush' is not one of AR, tree"),
+        ({"sets": ["code"]}, "'code' is not one of chat"),
+        ({"published": [BLOCK | {"rows": {"bush": [3.0]}}]}, "'bush' is not one of AR, tree"),
+        ({"published": [BLOCK | {"columns": ["code"]}]}, "'code' is not one of chat, average, untold"),
         ({"published": [BLOCK | {"rows": {"tree": [3.0, 4.0]}}]}, "has 2 numbers for 1 columns"),
-        ({"published": [BLOCK | {"errors": {"AR": [0.1]}}]}, "'AR' is none of tree"),
-        ({"claims": [AHEAD | {"left": "bush"}]}, "'bush' is none of AR, tree"),
-        ({"claims": [AHEAD | {"left": "tree@60"}]}, "'60' is none of chat"),
+        ({"published": [BLOCK | {"errors": {"AR": [0.1]}}]}, "'AR' is not one of tree"),
+        ({"claims": [AHEAD | {"left": "bush"}]}, "'bush' is not one of AR, tree"),
+        ({"claims": [AHEAD | {"left": "tree@60"}]}, "'60' is not one of chat"),
         ({"claims": [AHEAD | {"kind": "guess"}]}, "guess"),
         ({"depth": 3}, "Extra inputs are not permitted"),
     ],
@@ -106,12 +106,12 @@ def test_a_reference_is_a_row_of_a_table_and_its_tokens_per_round_are_printed_or
 
 @pytest.mark.parametrize(("varies", "value"), [("temperature", -0.5), ("max_new_tokens", 0), ("prompt_tokens", 2.5)])
 def test_an_axis_has_values_that_can_be_set(varies, value):
-    with pytest.raises(ValidationError, match=f"{value} is no "):
+    with pytest.raises(ValidationError, match=f"{value} is not a "):
         Axis.model_validate({"name": "T", "values": [1, value], "varies": varies})
 
 
 def test_a_role_that_is_not_in_the_file_is_refused():
-    with pytest.raises(ValidationError, match="'small' is none of large"):
+    with pytest.raises(ValidationError, match="'small' is not one of large"):
         Paper.model_validate(paper(roles={"large": {"paper": "a large model"}}))
 
 
@@ -203,17 +203,17 @@ def test_a_paper_from_outside_stands_beside_the_others(outside):
         (
             '"bound"',
             '"guess"',
-            "line 43: results.1.claims.kind: 'guess' is none of comparison, bound, order, trend, not",
+            "line 43: results.1.claims.kind: 'guess' is not one of comparison, bound, order, trend, not",
         ),
         ("bound = 1.0", "", "line 39: results.1.claims: 'bound' is missing"),
         ('"delta",\n', '"delat",\n', "line 20: results.1.metrics: 'delat' is wrong: it should be 'speedup', "),
         ("= [5.0]", "= [5.0, 6.0]", "line 32: results.1.published: the row of my tree has 2 numbers for 1 columns"),
-        ('method = "my tree"', 'method = "bush"', "line 39: results.1.claims: 'bush' is none of AR, my tree"),
-        ('methods = ["my', 'methods = ["your', "line 18: results.1.methods: 'your tree' is none of AR, my tree"),
-        ('sets = ["chat"]', 'sets = ["chta"]', "line 19: results.1.sets: 'chta' is none of chat"),
+        ('method = "my tree"', 'method = "bush"', "line 39: results.1.claims: 'bush' is not one of AR, my tree"),
+        ('methods = ["my', 'methods = ["your', "line 18: results.1.methods: 'your tree' is not one of AR, my tree"),
+        ('sets = ["chat"]', 'sets = ["chta"]', "line 19: results.1.sets: 'chta' is not one of chat"),
         ("[methods.AR]", "", "methods: plain decoding, AR, is missing among the methods; add AR = {}"),
         ("[0.0, 1.0]", "[-1.0]", "line 24: results.1.temperatures: -1.0 is wrong: it should be greater than or equal"),
-        ("bound = 1.0", "bound = 1.0\ntemperature = 2.0", "temperature: 2.0 is none of 0.0, 1.0"),
+        ("bound = 1.0", "bound = 1.0\ntemperature = 2.0", "temperature: 2.0 is not one of 0.0, 1.0"),
         (
             BOUND,
             'kind = "order"\nmetric = "tau"\nmethods = ["my tree"]',
@@ -232,14 +232,18 @@ def test_a_paper_from_outside_stands_beside_the_others(outside):
                 ("target_pass", "{ 1 = -1.0 }", ".1: -1.0 is wrong: it should be greater than 0"),
                 ("target_pass", "{ 5 = 1.0 }", ": the cost of a pass over one token is missing; add 1 = 1.0"),
                 ("rounds", f"[{ROW}, {ROW}]", ": two rows of 5 nodes do not tell c from h"),
-                ("rounds", "[{ nodes = 5, cost = 0.5, error = 0.01 }]", ": by these rows c or h is negative"),
-                ("references", "[{ method = 'AR', result = '1', tau = 2.0 }]", ": 'AR' is none of my tree"),
+                ("rounds", "[{ nodes = 5, cost = 0.5, error = 0.01 }]", ": these rows give a negative c or h"),
+                ("references", "[{ method = 'AR', result = '1', tau = 2.0 }]", ": 'AR' is not one of my tree"),
                 ("references", "[{ method = 'my tree', result = '1', tau = -1 }]", ".tau: -1 is wrong: it should be"),
             ]
         ],
-        ('"my tree" = [5.0]', "bush = [5.0]", "line 38: results.1.published.rows.bush: 'bush' is none of AR, my tree"),
-        ("small = 0.1", "smal = 0.1", "line 5: models.large.draft_pass.smal: 'smal' is none of small"),
-        ('role = "small"', 'role = "large"', "line 12: methods.\"my tree\".role: 'large' is none of small"),
+        (
+            '"my tree" = [5.0]',
+            "bush = [5.0]",
+            "line 38: results.1.published.rows.bush: 'bush' is not one of AR, my tree",
+        ),
+        ("small = 0.1", "smal = 0.1", "line 5: models.large.draft_pass.smal: 'smal' is not one of small"),
+        ('role = "small"', 'role = "large"', "line 12: methods.\"my tree\".role: 'large' is not one of small"),
         ("talon:", "talom:", "line 11: methods.\"my tree\": unknown policy 'talom'; did you mean 'talon'?"),
         ("budget=", "bugdet=", "line 11: methods.\"my tree\": unknown parameter of Talon 'bugdet'"),
         ("talon:budget=20", "nowhere.Tree", "line 11: methods.\"my tree\": cannot import policy 'nowhere.Tree'"),

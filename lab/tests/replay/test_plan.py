@@ -37,7 +37,7 @@ def planned(monkeypatch):
             "results": {"1": TABLE | {"axis": BUDGET} | changes},
         }
         monkeypatch.setattr(planning, "read_paper", lambda name: Paper.model_validate(paper))
-        return plan("toy", "1", {"small": "their/draft"}, {"large": "no drafter stands for l"}, sizes)
+        return plan("toy", "1", {"small": "their/draft"}, {"large": "no drafter replaces l"}, sizes)
 
     return make
 
@@ -121,7 +121,7 @@ def test_greedy_texts_take_the_verifier_that_keeps_them(planned):
 
 def test_methods_without_a_drafter_are_missing_and_costs_are_the_first_models(planned):
     found = planned(methods=["chain", "other"])
-    assert found.missing == {"other": "no drafter stands for l"}
+    assert found.missing == {"other": "no drafter replaces l"}
     assert {name: costs.draft for name, costs in found.costs.items()} == {"AR": 0.0, "chain": 0.1}
     assert all(list(each.ways) == ["AR", "chain"] for each in found.blocks)
 

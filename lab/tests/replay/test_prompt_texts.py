@@ -64,7 +64,7 @@ def test_files_of_a_folder_are_read_packed_or_not(tmp_path):
 
 
 def test_a_folder_that_is_none_and_a_bad_line_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--data '.*nowhere' is no folder"):
+    with pytest.raises(InputError, match=r"--data '.*nowhere' is not a folder"):
         read_prompt_texts(["talon"], tmp_path / "nowhere", 1)
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "gsm8k.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')

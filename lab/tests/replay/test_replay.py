@@ -205,11 +205,11 @@ def test_memory_and_growth_are_measured_on_one_prompt(experiment, prompts, make_
 
 
 def test_methods_that_are_missing_are_told(experiment, prompts, make_decoder, tmp_path):
-    absent = replace(experiment, missing={"tree": "no drafter stands for it"})
+    absent = replace(experiment, missing={"tree": "no drafter replaces it"})
     (found,) = run_replay([absent], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
     assert (found.verdicts[0].by_counts.outcome, found.verdicts[0].by_counts.said) == (
         "not run",
-        "no drafter stands for it",
+        "no drafter replaces it",
     )
 
 

@@ -130,6 +130,6 @@ def test_costs_are_told_where_a_speed_is_counted(experiment):
     told = summarise(measured(known, texts(experiment)), end_reason=None, done=1, tasks=1).costs
     assert told == (
         "costs of the paper's large in plain target passes: "
-        "c = 0.1 (chain, tree); v(1) = 1, v(60) = 1.5, and beyond it the line through the last two, of which nothing "
-        "tells the error"
+        "c = 0.1 (chain, tree); v(1) = 1, v(60) = 1.5, and beyond it the line through the last two, whose "
+        "error is not known"
     )

@@ -45,12 +45,12 @@ def test_a_later_command_replaces_a_result_and_leaves_the_others(summary, tmp_pa
 
 
 def test_no_results_and_a_broken_file_are_refused(summary, tmp_path):
-    with pytest.raises(InputError, match="no results of a replay in it; run drafttree replay with --out"):
+    with pytest.raises(InputError, match="the folder has no results of a replay; run drafttree replay with --out"):
         read_results(tmp_path)
     write_results(tmp_path, [summary("talon/1")], "x")
     for text in ("{", "{}", "[1]"):
         (tmp_path / FOLDER / "talon-1.json").write_text(text)
-        with pytest.raises(InputError, match=r"talon-1.json: no result of a replay; remove it"):
+        with pytest.raises(InputError, match=r"talon-1.json: this is not a result of a replay; remove the file"):
             read_results(tmp_path)
 
 

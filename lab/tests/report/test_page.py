@@ -200,14 +200,14 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no results of a replay in it; run drafttree replay with --out"):
+    with pytest.raises(InputError, match="the folder has no results of a replay; run drafttree replay with --out"):
         read_results(tmp_path / "nowhere")
 
 
 def test_a_broken_result_is_refused_by_its_file(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1, "format": 3}')
-    with pytest.raises(InputError, match=r"talon-1\.json: no result of a replay; remove it"):
+    with pytest.raises(InputError, match=r"talon-1\.json: this is not a result of a replay; remove the file"):
         read_results(tmp_path)
 
 

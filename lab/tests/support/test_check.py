@@ -6,7 +6,7 @@ from torch import nn
 
 from drafttree import Decoder
 from drafttree.errors import ConfigError
-from drafttree.models import TreePlan
+from drafttree.models.attention.tree_attention import TreePlan
 from drafttree.models.windows import EVERYTHING, Span
 from drafttree_lab.support import check, random_models
 from drafttree_lab.support.overrides import OVERRIDES

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from drafttree.errors import ModelError
-from drafttree.models import Segment, TargetModel, Wants, append, choose_backend
+from drafttree.models import Segment, TargetModel
+from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.base import append
 from drafttree_lab.support.random_models import architectures, random_model
 from drafttree_lab.support.small_configs import VOCAB, small_config
 

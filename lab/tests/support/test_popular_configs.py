@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.fused.fused_backend import why_not_known
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree_lab.support.popular_configs import POPULAR

@@ -76,7 +76,7 @@ def test_only_some(checked, tmp_path):
 def test_another_file_is_left_alone(checked, tmp_path, text):
     out = tmp_path / "poem.txt"
     out.write_bytes(text.encode("latin1"))
-    with pytest.raises(InputError, match=r"poem.txt' is no file of results"):
+    with pytest.raises(InputError, match=r"poem.txt' is not a file of results"):
         sweep.check_all(out=out)
     assert out.read_bytes() == text.encode("latin1")
     with pytest.raises(InputError, match="cannot be written"):

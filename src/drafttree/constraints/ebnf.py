@@ -219,7 +219,7 @@ class _Body:
                 case "name":
                     expression = self._names[token[0]]
                 case _:
-                    raise _wrong(self._text, token, f"{token[0]!r} repeats nothing")
+                    raise _wrong(self._text, token, f"{token[0]!r} has nothing before it to repeat")
             while self._at < len(self._tokens) and self._tokens[self._at]["repeat"]:
                 expression = self._repeated(expression, self._tokens[self._at])
                 self._at += 1
@@ -239,20 +239,20 @@ class _Body:
             return f"({expression}){{{min_count},}}"
         max_count = bound_of(max_digits)
         if min_count > max_count:
-            raise _wrong(self._text, token, f"{token[0]!r} ends below its beginning")
+            raise _wrong(self._text, token, f"{token[0]!r} ends before it begins")
         return f"({expression}){{{min_count},{max_count}}}"
 
     def _spelled(self, token: re.Match[str]) -> str:
-        """The text that a quoted string stands for, its escapes replaced."""
+        """The text of a quoted string, with its escapes replaced."""
 
         def character(escape: re.Match[str]) -> str:
             if escape[4] is None:
                 code = int(escape[1] or escape[2] or escape[3], 16)
                 if code > sys.maxunicode or 0xD800 <= code < 0xE000:
-                    raise _wrong(self._text, token, f"{escape[0]} is no character")
+                    raise _wrong(self._text, token, f"{escape[0]} is not a character")
                 return chr(code)
             if escape[4] not in LETTERS:
-                raise _wrong(self._text, token, f"{escape[0]!r} is no escape")
+                raise _wrong(self._text, token, f"{escape[0]!r} is not an escape")
             return LETTERS[escape[4]]
 
         return ESCAPE.sub(character, join_halves(NAME, token[0][1:-1]))

@@ -89,12 +89,12 @@ def ebnf(text: str) -> "Grammar":
 
 
 def structural_tag(structure: dict[str, Any]) -> "Grammar":
-    """Make a grammar of texts in which some parts have a form, such as tool calls.
+    """Make a grammar of texts in which some parts, such as tool calls, must have a given form.
 
     Args:
         structure: the `format` of an xgrammar structural tag, of the types `const_string`, `json_schema`, `regex`,
             `grammar`, `any_text`, `sequence`, `or`, `optional`, `tag`, `triggered_tags` and `tags_with_separator`. JSON
-            schemas in it mean the same as for `json_schema`; `of` beside one is its name in errors.
+            schemas in it mean the same as for `json_schema`; the key `of` next to a schema is its name in errors.
 
     Raises:
         ConfigError: llguidance is not installed, the structure is malformed, or a part of it is not supported.
@@ -135,14 +135,16 @@ class Grammar:
                 with the vocabulary.
         """
         if tokenizer is None:
-            raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
+            raise ConfigError(
+                "a grammar needs the target's tokenizer, to know the text of each token; give the decoder one"
+            )
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
         compile_grammar = _long_ones if len(self.text) > LONG else _short_ones
         state = GrammarState(self.name, compile_grammar(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
-            raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
+            raise ConfigError(f"the {self.name} allows no text after the prompt that the target's tokens can spell")
         return state
 
 

@@ -82,7 +82,10 @@ class ValueReader:
             self._resolved[location] = self.read(self._schemas.resolve(location))
         value = self._resolved[location]
         if value is None:
-            raise ConfigError(f"invalid JSON schema: {location!r} refers to itself beside other keywords")
+            raise ConfigError(
+                f"invalid JSON schema: {location!r} combines a reference back to itself with other keywords; "
+                "remove the reference"
+            )
         return self.resolve(value) if isinstance(value, Reference) else value
 
     def both(self, left: Value, right: Value) -> Value:

@@ -116,7 +116,7 @@ def load_schema(schema: object) -> Any:
     """Convert JSON text, a dictionary or a pydantic model to the form of `json.loads`.
 
     Raises:
-        ConfigError: `schema` is none of these, or not valid JSON.
+        ConfigError: `schema` is not one of these, or not valid JSON.
     """
     try:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
@@ -135,7 +135,7 @@ def load_schema(schema: object) -> Any:
 
 
 class _CheckedSchema(NamedTuple):
-    """A schema that was checked.
+    """A part of a JSON schema that `prepare_schema` has checked, and how strictly.
 
     Attributes:
         schema: the schema.
@@ -319,7 +319,7 @@ def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, j
     if nested and isinstance(schema.get("$id"), str):
         yield f"'$id' {schema['$id']!r} inside"
     if isinstance(value := schema.get("$ref"), str) and value != "#" and not value.startswith("#/"):
-        yield f"'$ref' to {value!r}, which is not of the form #/...,"
+        yield f"the '$ref' {value!r} (only local references such as '#/$defs/name' are supported)"
     if isinstance(value := schema.get("oneOf"), list):
         member_pairs = combinations(value, 2)
         if not all(comparison.disjoint(member, other_member) for member, other_member in member_pairs):

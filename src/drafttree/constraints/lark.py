@@ -191,7 +191,9 @@ def _check_followed(matcher: Any) -> None:
     """
     if matcher.is_error():
         problem = one_line(matcher.get_error())
-        raise ConfigError(f"invalid JSON schema: a pattern takes too much to compare ({problem}); make it simpler")
+        raise ConfigError(
+            f"invalid JSON schema: a pattern is too complex to be tested for matches ({problem}); make it simpler"
+        )
 
 
 def _bytes_matcher(grammar: str) -> Any:

@@ -70,8 +70,8 @@ class _Arguments:
         value = self._reader.resolve(value) if isinstance(value, Reference) else value
         if not isinstance(value, Object) or value.matched or not value.size.is_free:
             raise ConfigError(
-                "invalid JSON schema: between marks, arguments are enforced of an object with 'properties', 'required' "
-                "and 'additionalProperties' alone; leave out its other keywords"
+                "invalid JSON schema: arguments between marks are enforced only if their schema has no keywords but "
+                "'properties', 'required' and 'additionalProperties'; leave out the others"
             )
         marks = self._marks
         names = dict.fromkeys([*value.named, *value.needed])

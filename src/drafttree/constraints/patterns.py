@@ -168,7 +168,7 @@ def texts_with(name: str, pattern: str, rules: Rules, *, as_json: bool) -> str:
 
 
 def join_halves(name: str, text: str) -> str:
-    """Replace escaped surrogate pairs, as JavaScript writes them, by the characters that they stand for.
+    """Replace escaped surrogate pairs, as JavaScript writes them, by the characters that they encode.
 
     Raises:
         ConfigError: the text has only one half of a pair.
@@ -176,7 +176,7 @@ def join_halves(name: str, text: str) -> str:
 
     def joined(escape: re.Match[str]) -> str:
         if escape["half"]:
-            raise ConfigError(f"invalid {name}: {escape['half']} is half a surrogate pair, which no text has")
+            raise ConfigError(f"invalid {name}: {escape['half']} is half a surrogate pair, which no text can contain")
         return bytes.fromhex(escape["high"] + escape["low"]).decode("utf-16-be") if escape["high"] else escape[0]
 
     return HALVES.sub(joined, text)
@@ -269,7 +269,9 @@ class _Group:
                     expressions.append(element.searched(name, any_text, at_begin=opens_here, at_end=closes_here))
                     continue
                 if element in (BEGIN, END):
-                    raise ConfigError(f"invalid {name}: {element!r} stands inside a pattern, which no grammar knows")
+                    raise ConfigError(
+                        f"invalid {name}: {element!r} stands inside a pattern, which a grammar cannot express"
+                    )
                 if opens_here:
                     expressions.append(any_text)
                 expressions.append(element)
@@ -291,7 +293,9 @@ def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
     tokens = (*TOKEN.finditer(join_halves(name, pattern)),)
     for previous_token, token in zip([None, *tokens], tokens, strict=False):
         if token["special"]:
-            raise _refused(name, token, "looks ahead or behind, or sets flags, which no grammar does; leave it out")
+            raise _refused(
+                name, token, "looks ahead or behind or sets flags, which a grammar cannot express; leave it out"
+            )
         if token["repeat"] and previous_token and previous_token["repeat"]:
             raise _refused(name, token, "repeats a repetition")
         if any(bound_of(digits) > LARGEST for digits in token.group("least", "most") if digits):
@@ -343,7 +347,7 @@ def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: 
             return f"/{json_spelling(character) if as_json else rust_class(only(character))}/"
     pattern = _in_json(characters) if as_json else characters.in_rust()
     if not pattern:
-        raise _refused(name, token, "stands for no character")
+        raise _refused(name, token, "matches no character")
     return rules.add(f"/{pattern}/", plain=True)
 
 

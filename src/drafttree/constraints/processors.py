@@ -146,7 +146,7 @@ class PathConstraints:
         constrained_logits = _as_floats(padded_logits)
         self._process_drafted(tokens, paths, constrained_logits, padded_logits)
         constrained_logits = _keep_dead_rows(constrained_logits, padded_logits)
-        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `Session`).
+        # Columns beyond the vocabulary mean "none of the proposed tokens" and stay (see `Session`).
         return torch.cat((constrained_logits, logits[:, vocab_size:]), -1)
 
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, set[int]]:
@@ -256,8 +256,8 @@ def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
     """Call a processor on scores `[texts, vocab]`, and check its result.
 
     Raises:
-        ConfigError: the result is no tensor, has another shape, or has NaN or +inf; the message names the processor and
-            the position.
+        ConfigError: the result is not a tensor, has another shape, or has NaN or +inf; the message names the processor
+            and the position.
     """
     name = type(processor).__name__
     position = f"at position {texts.shape[1]}"

@@ -45,14 +45,14 @@ class NoEffect:
     kind: Any = object
 
 
-_BEAMS = "beam search keeps several texts, a draft tree belongs to one; leave it out"
+_BEAMS = "beam search keeps several texts, but a draft tree belongs to one; leave it out"
 _ASSISTED = "the drafter is an argument of drafttree.load"
 _STORED = "every request keeps its own KV cache on the model's device; leave it out"
 _ENCODER = "its processor compares every text with the prompt of its row; leave it out"
 _NEGATIVE = "guidance needs a second pass per token, of another prompt; leave it out"
-_HIDDEN = "the layers' outputs of a draft tree are not kept; run the model on the text"
+_HIDDEN = "outputs of the layers are not kept; run the model on the finished text"
 _TOKENS = "give the prompt first, as text, token ids or all that a tokenizer returns: generate(tokenizer(text))"
-_BEAMS_ONLY = "acts on beam search alone"
+_BEAMS_ONLY = "applies only to beam search"
 _ASSISTANT = "sets up transformers' own speculation"
 _SPEED = "says how transformers runs the model, not what it writes"
 
@@ -84,7 +84,7 @@ OPTIONS: dict[str, Refused | NoEffect] = {
     "output_hidden_states": Refused(_HIDDEN),
     "output_scores": Refused("give logprobs; whole rows come from custom_generate=drafttree.hf.generate(...)"),
     "output_logits": Refused("give logprobs; whole rows come from custom_generate=drafttree.hf.generate(...)"),
-    "past_key_values": Refused("give the whole prompt; caches go on with custom_generate=drafttree.hf.generate(...)"),
+    "past_key_values": Refused("give the whole prompt; custom_generate=drafttree.hf.generate(...) continues caches"),
     "streamer": Refused("iterate over Decoder.stream"),
     "tokenizer": Refused("give it to drafttree.load or to the Decoder"),
     "custom_generate": Refused("it is for transformers' own generate; leave it out"),
@@ -105,7 +105,7 @@ OPTIONS: dict[str, Refused | NoEffect] = {
     "pad_token_id": NoEffect("nothing is padded"),
     "bos_token_id": NoEffect("a prompt is never empty"),
     "decoder_start_token_id": NoEffect("is for encoder-decoders"),
-    "return_dict_in_generate": NoEffect("the result is a `Generation` in any case"),
+    "return_dict_in_generate": NoEffect("the result is always a `Generation`"),
     "early_stopping": NoEffect(_BEAMS_ONLY),
     "length_penalty": NoEffect(_BEAMS_ONLY),
     "is_assistant": NoEffect(_ASSISTANT),

@@ -123,5 +123,5 @@ def _triggered(part: dict[str, Any], rules: Rules) -> str:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return check_text("structural tag", value)

@@ -12,7 +12,8 @@ LEAST, TINY = -1e300, 1e-300
 class Candidates(NamedTuple):
     """Logits of the tokens that may follow each node, for a drafter that proposes few and has them on the host.
 
-    They stand for logits of the whole vocabulary, -inf for all other tokens, and one more column for "none of these".
+    They are equivalent to logits of the whole vocabulary, -inf for all other tokens, and one more column for "none of
+    these".
 
     Attributes:
         tokens: int64 `[nodes, width]` ids of the proposed tokens. They ascend, so that a truncation chooses between

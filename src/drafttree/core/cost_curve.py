@@ -134,7 +134,7 @@ def parse_cost_curve(value: Any) -> CostCurve:
     """Read the JSON object that `CostCurve.to_json` makes.
 
     Raises:
-        ConfigError: a field is missing, a value is no cost, costs fall, or sizes lie too far apart.
+        ConfigError: a field is missing, a value is not a cost, costs fall, or sizes lie too far apart.
     """
     fields = _object(value, "a cost curve", ("target", "draft", "overhead", "plain_overhead"))
     drafts = fields["draft"] if isinstance(fields["draft"], list) else [fields["draft"]]
@@ -190,7 +190,7 @@ def _object(value: Any, label: str, names: tuple[str, ...]) -> dict[str, Any]:
     if missing_names := [name for name in names if name not in value]:
         raise ConfigError(f"{label} lacks {', '.join(missing_names)}; it needs {', '.join(names)}")
     if extra := [name for name in value if name not in names]:
-        raise ConfigError(f"{label} has {', '.join(map(str, extra))}, which is none of {', '.join(names)}")
+        raise ConfigError(f"{label} has {', '.join(map(str, extra))}, which is unknown; known: {', '.join(names)}")
     return value
 
 

@@ -27,7 +27,7 @@ def check_count(name: str, count: object, otherwise: str = "", *, minimum: int =
     Args:
         name: name of the option.
         count: its value.
-        otherwise: end of the message, which tells what else may be given.
+        otherwise: end of the message, which names the other possible values.
         minimum: smallest value allowed.
 
     Raises:

@@ -30,7 +30,7 @@ class InputError(DraftTreeError, ValueError):
 
 
 class ContextError(InputError):
-    """A prompt plus the tokens asked for exceed the model's context."""
+    """The prompt and the requested tokens exceed the model's context."""
 
 
 class ModelError(DraftTreeError):

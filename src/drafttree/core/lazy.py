@@ -2,7 +2,7 @@
 
 `core`, `policies` and `verifiers` take them from here, and the packages above them are lazy doors. So methods can be
 listed, named and checked without the three libraries. Python evaluates annotations when a function is defined. So
-`Array` and `Tensor` stand for the classes of numpy and torch, and annotations name their other classes as strings.
+`Array` and `Tensor` stand in for the classes of numpy and torch, and annotations name their other classes as strings.
 """
 
 import sys

@@ -92,7 +92,7 @@ class DraftTree:
 
     @classmethod
     def forced(cls, root: int, tokens: Sequence[int], proposal: Proposal, rows: Sequence[Tensor] = ()) -> "DraftTree":
-        """A chain of tokens, each of draft probability 1.
+        """A chain of tokens, each with draft probability 1.
 
         Args:
             root: the last committed token.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from drafttree.core.lazy import Array, Tensor, torch
 
 NOT_A_NUMBER = -1
-"""Stands for the best token of a row with NaN, which has none."""
+"""Takes the place of the best token for a row with NaN, which has none."""
 BLOCK = 128
 """Columns of a block."""
 UNBLOCKED = 4096

@@ -239,7 +239,9 @@ def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
             f"({target_config.model_type}) does not share; {advice}"
         )
     if tensor_parallel_size(target) > 1:
-        raise ModelError("an assistant reads whole keys and values, and its target's are sharded; load that whole")
+        raise ModelError(
+            "an assistant reads whole keys and values, but its target's are sharded; load the target in one process"
+        )
     sizes: dict[str, tuple[Any, Any]] = {
         "hidden size": (assistant.config.backbone_hidden_size, target_config.hidden_size),
         "vocabulary": (assistant_config.vocab_size, logits_width(target)),

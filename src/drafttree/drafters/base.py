@@ -79,8 +79,8 @@ class Session(WithFormerNames):
     """A drafter's state for one request, including its KV cache if it needs one.
 
     By default the drafter drafts, for several of its sessions at once (`SharedDrafter`). A session that drafts on its
-    own overrides `draft_root` and `draft_level`. All other methods have defaults, which ignore what they are told and
-    keep nothing.
+    own overrides `draft_root` and `draft_level`. All other methods have defaults, which ignore their arguments and keep
+    nothing.
 
     Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
     drafted. A drafter that proposes only some tokens gives -inf to the others, and puts the probability of "none of
@@ -97,9 +97,9 @@ class Session(WithFormerNames):
         shared: as given.
         passes: draft passes so far, prefill not included; a pass that several requests share counts for each of them.
         timer: the timer of the passes.
-        follows_text: whether it must be told of new tokens at once, even while nothing is drafted.
+        follows_text: whether it must get new tokens at once, even while nothing is drafted.
         mixes: whether it has several sessions, one of which drafts each round (`choose`).
-        resting: of a session that mixes others: whether drafting is paused, so that they may be told of tokens later.
+        resting: for a session that mixes others, whether drafting is paused, so that they may get tokens later.
     """
 
     follows_text: bool = False
@@ -151,7 +151,7 @@ class Session(WithFormerNames):
     def restore(self, snapshot: object, tokens: int) -> int:
         """Take over a snapshot of another session, perhaps one of another drafter; called before `prefill`.
 
-        If a drafter's sessions take over nothing, every prompt is read anew: by the drafter and, if it reads hidden
+        If a drafter's sessions take over nothing, every prompt is read again: by the drafter and, if it reads hidden
         states, by the target too.
 
         Args:

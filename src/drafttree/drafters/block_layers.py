@@ -18,7 +18,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.transitions import TRANSITIONS, CandidateSelector, Transition
-from drafttree.models import NAME, CacheLayout, Segment
+from drafttree.models import CacheLayout, Segment
+from drafttree.models.attention.tree_attention import NAME
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 
 SELECTOR = "selector"
@@ -36,7 +37,7 @@ class BlockConfig:
         target_hidden: width of the target's hidden states.
         states: number of the target's hidden states that are fused.
         block: number of rows of a block, the root's included.
-        mask_token: id of the mask token, which stands for tokens to be drafted.
+        mask_token: id of the mask token, the placeholder of tokens to be drafted.
         levels: number of drafted levels.
         from_root: whether the root's row predicts the first level ("sample_from_anchor"), instead of the first mask's.
         causal: for each layer, whether a row attends only to itself and earlier rows of the block.

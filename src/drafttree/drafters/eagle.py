@@ -17,7 +17,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.head import Head, HeadDrafter, split_by_segment
-from drafttree.models import NAME, CacheLayout, Segment, TreeCache
+from drafttree.models import CacheLayout, Segment, TreeCache
+from drafttree.models.attention.tree_attention import NAME
 from drafttree.models.families import Architecture, Block, Entry, llama_block, rotaries_of
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from drafttree.models.segment import BEFORE_NORM, join
@@ -230,7 +231,7 @@ class Eagle3Head(EagleHead):
     def architecture(self) -> Architecture:
         config = self.config
         if config.normed_output and not config.normed_logits:
-            raise AttributeError("a norm of states that is none of logits is not known")
+            raise AttributeError("a norm of hidden states that is not also applied to logits is not known")
         first_layer: Any = self.layers[0]
         norms = {"token_norm": first_layer.input_layernorm, "state_norm": first_layer.hidden_norm}
         entry = Entry(**norms, projection=None, normed_residual=config.normed_residual)

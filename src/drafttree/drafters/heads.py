@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.session import count_pass
 from drafttree.drafters.target_parts import embedding, final_logits, last_layer, own_bytes, zero_hidden
-from drafttree.models import NAME, CacheLayout, Segment, TreeCache
+from drafttree.models import CacheLayout, Segment, TreeCache
+from drafttree.models.attention.tree_attention import NAME
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache

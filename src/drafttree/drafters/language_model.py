@@ -10,7 +10,8 @@ from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
-from drafttree.models import Model, Segment, TargetModel, prefill
+from drafttree.models import Model, Segment, TargetModel
+from drafttree.models.base import prefill
 
 
 class LanguageModelDrafter(ShownBySize):

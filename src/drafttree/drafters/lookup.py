@@ -66,7 +66,7 @@ class Confidence:
 
 
 def _bucket(match: Match) -> tuple[int, int]:
-    """The bucket of a match: bit length of its length, and one, two or more followers."""
+    """The bucket of a match for statistics: log2 of its length, and whether it has one, two or more continuations."""
     return min(match.length.bit_length(), len(PRIOR_HIT_RATES) - 1), min(len(match.followers), 3)
 
 

@@ -35,7 +35,7 @@ class MixedDrafter(ShownBySize):
         return self.lookup, self.model
 
     def start(self, prompt: list[int], capacity: int) -> Session:
-        """Begin a request with a session of each drafter; both are told every committed token."""
+        """Begin a request with a session of each drafter; both get every committed token."""
         return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
 
 

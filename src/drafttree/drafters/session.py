@@ -1,4 +1,4 @@
-"""Draft passes that several sessions share, and sessions that are told their text later.
+"""Draft passes that several sessions share, and sessions that get their text later.
 
 A drafter whose sessions can share passes has `draft_root` and `draft_level` for lists of sessions. All state is in the
 sessions, so a session may draft with others in one round and alone in the next.

@@ -50,10 +50,10 @@ class SuffixAutomaton:
     the number of occurrences, and equal to it while no chain is longer than `MAX_LINKS`. The 95th percentile of the
     chain length is 3 in prose and 6 in code.
 
-    A cursor stands for the text, or for the text followed by a drafted path. It consists of a state and a length: those
-    of the longest suffix that occurs in the text and is within the bound. Appending a token takes amortised constant
-    time; with a bound, a repetitive text takes up to `max_ngram` further steps per token. There are fewer than two
-    states and three transitions per token.
+    A cursor represents the text, or the text followed by a drafted path. It consists of a state and a length: those of
+    the longest suffix that occurs in the text and is within the bound. Appending a token takes amortised constant time;
+    with a bound, a repetitive text takes up to `max_ngram` further steps per token. There are fewer than two states and
+    three transitions per token.
 
     Args:
         max_ngram: length of the longest match, None for no bound.

@@ -86,8 +86,8 @@ def log_hidden_state(target: Model) -> None:
     """If a target may hide state, warn that rows could be reused although it has changed."""
     if hides_state(target):
         logger.warning(
-            "reuse_prefix=True: %s may have a state that cannot be compared, and rows of earlier texts are reused even "
-            "if it has changed; pass reuse_prefix=False after a change",
+            "reuse_prefix=True: %s may have state that cannot be compared, and the KV cache of earlier texts is reused "
+            "even if this state has changed; pass reuse_prefix=False after a change",
             getattr(target, "unseen", None),
         )
 
@@ -103,8 +103,8 @@ def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:
     """
     if verifier and is_sharded(target) and not is_text_of_seed(verifier):
         raise ConfigError(
-            f"{verifier.__name__} cannot judge for a target that is sharded over processes: it weighs the drafter's "
-            "probabilities, which may round differently in each; use 'greedy' or 'coupled'"
+            f"{verifier.__name__} cannot verify for a sharded target: it uses the drafter's probabilities, which may "
+            "round differently in each process; use 'greedy' or 'coupled'"
         )
 
 
@@ -132,8 +132,8 @@ def check_reuse(verifier: type[Verifier]) -> None:
     """
     if not is_text_of_seed(verifier):
         raise ConfigError(
-            f"reuse_prefix=True with {verifier.__name__}: rounding in the kept beginning may change its draws, so that "
-            "the seed would not repeat the text; leave reuse_prefix out, or use 'coupled'"
+            f"reuse_prefix=True with {verifier.__name__}: rounding in the reused prefix may change its draws, so a "
+            "seed would not repeat its text; leave reuse_prefix out, or use 'coupled'"
         )
 
 
@@ -145,15 +145,16 @@ def check_budget(budget: int | None, verifier: type[Verifier] | None) -> None:
         verifier: the verifier of the trees; None for those of `default_verifier`, whose trees may be cut.
 
     Raises:
-        ConfigError: if the budget is no whole number of at least 1, or the children of the trees are drawn.
+        ConfigError: if the budget is not a whole number of at least 1, or the children of the trees are drawn.
     """
     if budget is None:
         return
     check_count("budget", budget, ", or None for as many nodes as pay")
     if verifier is not None and verifier.proposal is not Proposal.TOP_K:
         raise ConfigError(
-            f"a budget of {budget} nodes cannot hold with {verifier.__name__}: its trees are drawn, and a drawn node "
-            "must stay in its tree; leave the budget out, and their levels are limited before they are drawn"
+            f"a budget of {budget} nodes is not possible with {verifier.__name__}: its trees are drawn, and a drawn "
+            "node must stay in its tree; leave the budget out, since the levels of such trees are limited before "
+            "they are drawn"
         )
 
 

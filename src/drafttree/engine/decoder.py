@@ -74,8 +74,8 @@ class PartFinder(Protocol):
 class Decoder:
     """Generates texts with a target, a drafter, a tree policy and a verifier. `drafttree.load` makes one.
 
-    As a context manager, it calls `close` on exit. Threads and engines may share a decoder and its target; their rounds
-    then run in turns.
+    As a context manager, it calls `close` on exit. Threads and engines may share a decoder and its target; they then
+    take turns, round by round.
 
     Args:
         target: the model to generate with.
@@ -87,8 +87,8 @@ class Decoder:
         defaults: default options of `generate`. `drafttree.load` takes those of the model's generation config.
         prefixes: keeps KV rows of earlier texts for `reuse_prefix`; None makes a new one.
         learned: costs, and what policies have learned from earlier texts; None starts anew.
-        parts: finds what is given to `with_policy`, `with_drafter` and `with_verifier`. `drafttree.load` gives one that
-            knows names. None allows objects only.
+        parts: resolves the arguments of `with_policy`, `with_drafter` and `with_verifier`. The one that
+            `drafttree.load` passes resolves names too. None accepts objects only.
 
     Attributes:
         defaults: as given; read-only.
@@ -245,7 +245,7 @@ class Decoder:
         self, temperature: float, drafter: Drafter | None, policy: TreePolicy, prompt: list[int], length: int
     ) -> Iterator[TextRound]:
         """Generate a text with another drafter and policy, and yield its rounds for `measure_costs`."""
-        # the prompt of a trial is no natural text, so it must not test heads
+        # the prompt of a trial is not natural text, so it must not test heads
         learned_state = LearnedState(TRIAL_COSTS, tests_heads=False)
         decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=learned_state)
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
@@ -290,7 +290,7 @@ class Decoder:
         Args:
             prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
                 rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, a tensor, an
-                array or all that a tokenizer returns.
+                array or the whole output of a tokenizer.
             max_batch: maximum number of texts of a list that are generated at the same time.
             observer: is called for each round of each text.
             **options: see `drafttree.engine.generation_options.GenerationOptions`. Omitted options are taken from
@@ -301,7 +301,7 @@ class Decoder:
 
         Raises:
             InputError: if a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
-                tells which prompt.
+                names the prompt.
             ContextError: if a prompt and `max_new_tokens` exceed the model's context.
             ConfigError: if an option is unknown, out of range, or not supported by tree drafting, `observer` lacks a
                 method, or `torch.autocast` is active.
@@ -368,12 +368,12 @@ class Decoder:
     ) -> Request:
         """Check a prompt and its options, and make a request for a text that is written alone with `step`.
 
-        A model runs only to measure costs that the policy needs and that are not known yet. Options and errors are
-        those of `generate`.
+        This runs a model only if the policy needs costs that have not been measured. Options and errors are those of
+        `generate`.
 
         Args:
             prompt: as for `generate`.
-            context: an observer of the rounds, and other things that are no options.
+            context: an observer of the rounds, and other things that are not options.
             **options: as for `generate`.
         """
         request = self._prepare(prompt, options, context or RequestContext(), is_alone=True)
@@ -444,7 +444,8 @@ class Decoder:
             max_token_gap: as for `Engine`; by default a round reads as many tokens of prompts as fit.
 
         Raises:
-            ConfigError: if the target is sharded over processes, or `max_kv_tokens` is no whole number of at least 1.
+            ConfigError: if the target is sharded over processes, or `max_kv_tokens` is not a whole number of at least
+                1.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
         key = self.policy, self.verifier, budget
@@ -595,7 +596,7 @@ class Decoder:
         return self.randomness(seed if of_seed else self.learned.unshared_seed(seed))
 
     def _context(self, request: Request) -> TextContext:
-        """Make what a request's policy is told when its text begins."""
+        """Make the context that a request's policy gets when its text begins."""
         policy = request.task.policy
         verifier = request.task.verifier
         weighs = request.drafting.session is not None and policy.uses_costs

@@ -20,7 +20,8 @@ class Fidelity:
     """Whether the texts of a decoder follow the target's distribution.
 
     Attributes:
-        lossy: why they do not; None if they do. A window over the KV cache counts even if texts are shorter than it.
+        lossy: why they do not follow it; None if they do. A window over the KV cache counts even if texts are shorter
+            than it.
         quantization: how the target's weights are quantised; None if they are not. Lossless texts of a quantised target
             follow the distribution of the quantised model.
     """
@@ -184,7 +185,7 @@ class Chunk:
         drafted: per token, whether the drafter proposed it.
         finish_reason: set in the last chunk.
         drafted_text: per character of `text`, whether the drafter proposed its token.
-        origins: per character of `text`, the index in the whole text of the token that completed it.
+        origins: per character of `text`, the index of the token that completed it, counted in the whole text.
         logprobs: per token, its log-probability under the target; empty unless requested.
         top_logprobs: per token, the most probable token ids and their log-probabilities; empty unless requested.
         prompt_logprobs: in the first chunk, log-probabilities of the prompt's tokens after the first; None unless

@@ -61,10 +61,10 @@ class GenerationOptions(ProcessorOptions, total=False):
         top_h: keep the most probable tokens up to this fraction of the entropy; 0 keeps all.
         seed: random seed. None takes one from torch's global generator, so texts differ from run to run and repeat
             after `torch.manual_seed`, as with transformers. Greedy texts need no seed.
-        stop: stop strings; the text is cut before the first that occurs. One that is a special token's name stands for
-            that token.
+        stop: stop strings; the text is cut before the first that occurs. The name of a special token matches that
+            token.
         stop_strings: transformers' name for `stop`.
-        unstopped: stretches of the text in which stop strings do not apply, such as what a model thinks. Each is a
+        unstopped: stretches of the text in which stop strings do not apply, such as the model's thinking. Each is a
             `drafttree.text.stop_scope.Stretch`, which has the marks around it.
         eos_token_id: token ids that end the text, instead of the decoder's.
         ignore_eos: do not stop at EOS tokens.
@@ -74,7 +74,7 @@ class GenerationOptions(ProcessorOptions, total=False):
         logits_processor: transformers' logits processors. They are called at every node of the tree with the text up to
             that node, after those of the other options, so they must be functions of that text and the scores alone.
         watermarking_config: a `WatermarkingConfig` (green lists). SynthID keeps a state and is refused.
-        renormalize_logits: end the processors with a log-softmax. Changes a text by rounding at most.
+        renormalize_logits: apply a log-softmax after all processors. It changes a text by rounding at most.
         generation_config: a `GenerationConfig` whose values are defaults for this call.
         presence_penalty: subtracted once from the logits of every token generated so far, as by OpenAI and vLLM.
         frequency_penalty: subtracted from the logits of a token for each time it was generated.
@@ -87,13 +87,14 @@ class GenerationOptions(ProcessorOptions, total=False):
             unless the target has hooks or layers whose state cannot be compared. Other verifiers refuse it outside
             lists and engines, since rounding in the reused rows may change the text of a seed.
         draft_temperature: divides the drafter's logits before the policy sees them. Below 1, policies trust the drafter
-            more, which helps where it is right more often than it says. Never changes the target's distribution.
-        logprobs: True for the log-probability of every token; a number for that many best alternatives too.
+            more, which helps if it is right more often than its probabilities say. This never changes the target's
+            distribution.
+        logprobs: True for the log-probability of every token; a number for that many top alternatives too.
         prompt_logprobs: the same for the tokens of the prompt, except the first.
         spelled_tokens: ids of special tokens that are part of the text, such as the marks of thinking. Other special
             tokens are left out.
-        sanitize_control_tokens: keep the names of control tokens in the messages of a conversation text, as
-            transformers' `apply_chat_template` does. Those that the chat template writes remain tokens.
+        sanitize_control_tokens: treat control tokens in the messages of a conversation as plain text, as transformers'
+            `apply_chat_template` does. Those that the chat template writes remain tokens.
         speculate: False generates this text without drafts, for comparison. With a greedy or coupled verifier the text
             is the same.
     """
@@ -137,7 +138,7 @@ class GenerationOptions(ProcessorOptions, total=False):
 
 
 NOTATIONS = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf}
-"""Options that stand for a grammar, and what makes it."""
+"""Options that specify a grammar, and the function that makes it."""
 GRAMMARS = ("grammar", *NOTATIONS)
 FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
 FLAGS += ("sanitize_control_tokens",)
@@ -354,7 +355,9 @@ def _with_grammar(options: dict[str, Any]) -> dict[str, Any]:
     """
     names = [name for name in GRAMMARS if options.get(name) is not None]
     if len(names) > 1:
-        raise ConfigError(f"{names[0]} and {names[1]} are given, and a text follows one grammar; leave one of them out")
+        raise ConfigError(
+            f"{names[0]} and {names[1]} are given, but a text can follow only one grammar; leave one of them out"
+        )
     other_options = {name: value for name, value in options.items() if name not in NOTATIONS}
     if not names or names == ["grammar"]:
         return other_options

@@ -68,7 +68,7 @@ class KVMemory:
         prefixes: as given.
 
     Raises:
-        ConfigError: if `max_tokens` is no whole number of at least 1.
+        ConfigError: if `max_tokens` is not a whole number of at least 1.
     """
 
     def __init__(self, target: Model, prefixes: PrefixCache, max_tokens: int | None = None) -> None:
@@ -87,7 +87,7 @@ class KVMemory:
         if rows > self.rows:
             raise ContextError(
                 f"the request needs {rows} rows of the KV cache for its prompt, max_new_tokens and the largest tree, "
-                f"and the engine has {self.rows:.0f}; shorten them, or raise max_kv_tokens"
+                f"but the engine has {self.rows:.0f}; shorten them, or raise max_kv_tokens"
             )
 
     def fits(self, rows: int) -> bool:

@@ -52,7 +52,8 @@ class TextRound(_Round):
         growth_seconds: time of the policy, of building the tree and of the drafter's own bookkeeping.
         mask_seconds: time to make ancestor masks and positions for the target.
         verify_seconds: time of the verifier, and of constraints on the text.
-        commit_seconds: time to keep rows of the KV cache and to tell drafter and policy what was committed.
+        commit_seconds: time to move accepted rows of the KV cache, and to pass the committed tokens to drafter and
+            policy.
         text_seconds: time to turn committed tokens into text.
         widths: width of the frontier in each draft pass, the root's first; empty without draft passes.
         source: the index of the drafter's model that drafted; 0 unless it has several.
@@ -85,7 +86,7 @@ class EngineRound(_Round):
         committed: tokens that became part of the texts.
         accepted: how many of them were drafted.
         nodes: nodes that the target scored, roots included.
-        levels: the most levels of a tree.
+        levels: number of levels of the deepest tree.
         draft_passes: forward passes of the drafter.
         draft_seconds: time of these passes and of growing the trees.
         target_seconds: wall time of the target pass, until its device has finished.
@@ -345,13 +346,13 @@ class EngineMetrics:
         failed: requests that ended with an error.
         cancelled: cancelled requests.
         preempted: requests that had to start over because memory ran out.
-        drafter_failures: rounds in which the drafter raised an error and that went on without drafts.
+        drafter_failures: rounds that went on without drafts because the drafter raised an error.
         collapsed_texts: texts whose drafts became useless, as in `Metrics.collapsed_texts`.
         running: requests that are running now.
         waiting: requests that are waiting now.
-        predicted_gain: predicted speed of drafting over plain rounds at the present batch size; None before the first
-            drafted round.
-        measured_gain: the same, measured in recent rounds; None before there are any of both kinds.
+        predicted_gain: predicted speed with drafts divided by the speed of plain rounds, at the present batch size;
+            None before the first drafted round.
+        measured_gain: the same, measured in recent rounds; None until there are rounds of both kinds.
         drafting_off: why the latest round drafted nothing; None if it drafted.
     """
 

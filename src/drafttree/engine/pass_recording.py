@@ -46,9 +46,10 @@ def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        logger.warning("memory ran out while passes were recorded; the others are recorded when they are first used")
+        logger.warning("memory ran out while CUDA graphs were recorded; the others are recorded when first used")
     mib = (_reserved(target.device) - initial_bytes) / 2**20
-    logger.info("recorded passes of up to %d requests: %.1f s, %.0f MiB", max_batch, time.perf_counter() - start, mib)
+    seconds = time.perf_counter() - start
+    logger.info("recorded CUDA graphs for up to %d requests: %.1f s, %.0f MiB", max_batch, seconds, mib)
 
 
 def _backends(decoder: Decoder) -> list[Any]:

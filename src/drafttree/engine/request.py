@@ -179,7 +179,7 @@ class Request:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes
 
     def generation(self) -> Generation:
-        """The result of the ended text."""
+        """The text and its metrics; the finish reason is "interrupted" if the text has not ended."""
         text = self.text
         prompt = text.prompt_logprobs
         sampling = self.task.verifier.sampling
@@ -217,7 +217,7 @@ class Request:
 
 
 class TextStream(Iterator[Chunk]):
-    """Iterates over what each round adds to a text, and has its result at the end.
+    """Iterates over the chunks of a text, one for each round. Then `result` is the whole text.
 
     Closing or dropping the stream ends the text.
 

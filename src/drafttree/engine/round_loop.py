@@ -26,7 +26,8 @@ from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import TextRound
 from drafttree.engine.prefixes import PrefixCache, Restored, WaitsForPrefix
 from drafttree.engine.request import Request
-from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
+from drafttree.models import Model, Output, Segment, TreeCache
+from drafttree.models.base import prefill, prefill_and_score
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.segment import causal, join
 from drafttree.policies.base import RoundOutcome, TextContext
@@ -120,7 +121,7 @@ class RoundLoop:
         target: the target.
         drafter: the drafter; None for plain decoding.
         prefixes: keeps the beginnings of earlier texts.
-        context: makes what a request's policy is told when its text begins.
+        context: makes the context that a request's policy gets when its text begins.
 
     Attributes:
         target: as given.
@@ -297,7 +298,7 @@ class RoundLoop:
             drafting.prefill(output.hidden, prompt_part.size)
 
     def _read_best(self, requests: Sequence[Request], outputs: Sequence[Output]) -> list[BestTokens | None]:
-        """Read the best tokens of all greedy texts at once; per request, None if its verifier reads them itself."""
+        """Read the best tokens of all greedy texts from the device at once; None for requests that read their own."""
         best_by_request: list[BestTokens | None] = [None] * len(requests)
         if not self.reads_at_once:
             return best_by_request

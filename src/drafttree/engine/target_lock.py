@@ -9,7 +9,7 @@ from drafttree.models import Model
 
 
 class TargetLock:
-    """A reentrant lock that threads hold for a round at a time, in turns.
+    """A reentrant lock that threads take turns to hold, for a round at a time.
 
     Recorded passes have their inputs and outputs in memory that all texts share, and nothing else may run while a pass
     is recorded. So two passes at once would give wrong texts.

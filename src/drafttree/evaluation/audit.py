@@ -48,7 +48,7 @@ class TextPlaces(NamedTuple):
 class Audit:
     """Sees the rounds of texts (`RoundObserver`) and gathers evidence that their tokens do not follow the target's law.
 
-    Texts at temperature 0 draw nothing and are no evidence. The caller must give it only texts with different random
+    Texts at temperature 0 draw nothing and are not evidence. The caller must give it only texts with different random
     numbers, so each seed at most once.
 
     Args:

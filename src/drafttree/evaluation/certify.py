@@ -25,6 +25,9 @@ from drafttree.measure.reference import Difference, find_difference, transformer
 from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import Verifier
 
+PLAIN_REFERENCE = "plain decoding"
+"""The reference of sampled texts."""
+
 
 @dataclass(frozen=True)
 class PolicyCertificate:
@@ -149,7 +152,7 @@ def certify(
         _check_text_is_fixed(decoder.verifier)
     options |= {"max_new_tokens": max_new_tokens, "seed": options.get("seed") or 0}
     policy_ways = _policy_ways(decoder, policies, options, with_plain=greedy)
-    reference = "transformers generate" if greedy else "plain decoding"
+    reference = "transformers generate" if greedy else PLAIN_REFERENCE
     ways = {reference: _reference_way(decoder, options, greedy=greedy), **policy_ways}
     fitted_prompts = [fit(decoder, prompt, max_new_tokens) for prompt in prompts]
     store = store or RunStore()
@@ -218,8 +221,9 @@ def _check_text_is_fixed(verifier: type[Verifier] | None) -> None:
     """Refuse a verifier whose texts above temperature 0 depend on more than prompt and seed."""
     if verifier is not None and not issubclass(verifier, COUPLED):
         raise ConfigError(
-            f"texts of {verifier.__name__} depend on the tree, so no other text is to be the same; look for evidence "
-            "against them with certify --live, prove the verifier with certify --exact, or use 'coupled'"
+            f"texts of {verifier.__name__} depend on the draft trees, so they cannot be compared with a reference; "
+            "look for evidence against them with certify --live, prove the verifier with certify --exact, or use "
+            "'coupled'"
         )
 
 

@@ -86,7 +86,7 @@ class Comparison:
 
 
 def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) -> Comparison:
-    """Run a prompt speculatively, plainly and with transformers, by turns, after a warm-up.
+    """Run a prompt speculatively, plainly and with transformers, alternately, after a warm-up.
 
     Args:
         decoder: a decoder with a drafter.

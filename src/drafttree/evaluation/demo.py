@@ -47,7 +47,9 @@ class DemoTarget:
         count = torch.get_num_threads()
         threads = "1 thread" if count == 1 else f"{count} threads"
         size = self.shape.upper() if self.shape[0].isdigit() else self.shape
-        ties = "the same text" if keeps_text(self.decoder.target) else "the same text but for ties that rounding breaks"
+        ties = (
+            "the same text" if keeps_text(self.decoder.target) else "the same text, except where rounding breaks a tie"
+        )
         return (
             f"Target: a toy model of 10 M parameters, slowed down to the speed of a {size} model "
             f"({dtype}, {threads}). In {dtype} both ways write {ties}."
@@ -75,7 +77,7 @@ class DemoResult:
         if difference is None:
             return "Both texts are the same, token for token."
         if not difference.is_tie:
-            return f"Texts differ from token {difference.position} on, which should not be: please report it."
+            return f"Texts differ from token {difference.position} on, which should never happen: please report it."
         return (
             f"Texts differ from token {difference.position} on: {precision_of(self.target.decoder.target)} "
             "rounding broke a tie between two equally likely tokens. --dtype float32 gives identical text."
@@ -88,7 +90,7 @@ class DemoResult:
         drafted, plain = speedup.drafted, speedup.plain
         speeds = f"{drafted.tokens_per_second:.1f} tokens/s against {plain.tokens_per_second:.1f}"
         lines = [
-            f"{drafted.tokens} tokens in {len(drafted.rounds)} passes instead of {len(plain.rounds)}",
+            f"{drafted.tokens} tokens in {len(drafted.rounds)} target passes instead of {len(plain.rounds)}",
             self.agreement,
         ]
         if speedup.doubt:
@@ -98,7 +100,10 @@ class DemoResult:
             ratio = drafted.tokens_per_second / self.float32
             lines.append(f"{ratio:.2f} times as fast as plain decoding in float32 ({self.float32:.1f} tokens/s)")
         if speedup.law.measured < 1:
-            lines.append("Drafts do not pay on this machine: a pass over several tokens costs too much more than one.")
+            lines.append(
+                "Drafting does not pay on this machine: a pass over several tokens costs too much more than one "
+                "over one token."
+            )
         return [*lines, speedup.limit.sentence]
 
     def summary(self) -> dict[str, object]:

@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafttree.drafters import SuffixDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.measure.reference import transformers_generate
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.policies import Talon
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]

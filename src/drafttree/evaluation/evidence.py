@@ -22,7 +22,7 @@ BETS: dict[str, str] = {
     LATER_PLACE: "later tokens of rounds are too likely or too unlikely ones",
     BEFORE: "a token is as likely or unlikely as the one before it",
     BESIDE: "a token is as likely or unlikely as that of another text at its position",
-    IMPOSSIBLE: "tokens have no probability, such as those that top_k leaves out",
+    IMPOSSIBLE: "tokens have probability 0, such as those that top_k leaves out",
 }
 """The bets by name, each with what winning it says."""
 STAKES = np.array([sign * 2.0**-power for power in range(1, 6) for sign in (1, -1)])

@@ -28,7 +28,8 @@ def try_head(inspection: Inspection, decoder: Decoder) -> Inspection:
     """
     if decoder.drafter is None or not decoder.drafter.hidden_layers:
         raise ConfigError(
-            f"a {inspection.kind} reads nothing of the target, so it is not tried with one; omit --target"
+            f"a {inspection.kind} does not read the target's hidden states, so there is nothing to test; leave "
+            "--target out"
         )
     decoder = Decoder(decoder.target, decoder.drafter, Chain(depth=1), tokenizer=decoder.tokenizer)
     watch = decoder.learned.head_watch
@@ -38,7 +39,11 @@ def try_head(inspection: Inspection, decoder: Decoder) -> Inspection:
     trial_details: dict[str, object] = {
         "rounds tried": watch.found.rounds,
         f"target's token among its {BEST} likeliest": watch.found.accepted,
-        "the same by its own probabilities": round(watch.claimed, 1),
+        "expected by its own probabilities": round(watch.claimed, 1),
     }
-    problems = ("it may be misread: it claims far more than its tokens are worth",) if watch.is_misread else ()
+    problems = (
+        ("it may be misread: its tokens are right far less often than its own probabilities say",)
+        if watch.is_misread
+        else ()
+    )
     return replace(inspection, details=inspection.details | trial_details, problems=problems)

@@ -1,6 +1,7 @@
 """A certificate of the policy and verifier that a user runs, by bets on their tokens (see `evidence` and `audit`).
 
-It needs no other model and no enumeration, so it works for any verifier that draws, at the speed of its texts.
+It needs no other model and no enumeration, so it works for any verifier that draws, and takes little longer
+than generating the texts.
 """
 
 import itertools
@@ -91,7 +92,7 @@ class LiveCertificate:
 
     @property
     def passed(self) -> bool:
-        """True if all tokens were written and do not refute the law."""
+        """Whether all tokens that were asked for were generated, and the evidence does not refute the law."""
         return not self.refuted and not self.interrupted
 
     def summary(self) -> dict[str, object]:
@@ -120,7 +121,8 @@ def certify_live(
 ) -> LiveCertificate:
     """Write texts, and look for evidence that they do not follow the target's law.
 
-    The texts continue the prompts in turn, each with a seed of its own. If the law is refuted, no more are written.
+    The texts continue one prompt after the other, each with a seed of its own. If the law is refuted, no more are
+    written.
 
     Args:
         decoder: the pair, with its target and drafter.
@@ -208,7 +210,7 @@ def _drawing_verifier(decoder: Decoder, sampling: Sampling) -> type[Verifier]:
     """
     if sampling.greedy:
         raise ConfigError(
-            "at temperature 0 nothing is drawn, so its tokens are no evidence; give a temperature above 0, or compare "
+            "at temperature 0 nothing is drawn, so its tokens are not evidence; give a temperature above 0, or compare "
             "greedy texts with transformers' own (certify without --live)"
         )
     verifier = decoder.verifier or default_verifier(sampling)
@@ -222,7 +224,7 @@ class _GroupWriter:
 
     Attributes:
         decoder: writes the texts.
-        prompts: token ids of the prompts, which the texts continue in turn.
+        prompts: token ids of the prompts, which the texts continue one after the other.
         first_seed: the seed of the first text; each further text takes the next one.
         max_batch: texts that an engine writes at once; 1 to write each alone.
         options: options of all texts except the seed, `max_new_tokens` among them.
@@ -266,7 +268,8 @@ class _GroupWriter:
         token_count = len(self.decoder.generate(self.prompts[0], observer=Audit(), **options).tokens)
         speed = token_count / (time.perf_counter() - start)
         note = f" if each is written alone; {self.max_batch} at once take less" if self.max_batch > 1 else ""
-        return f"{tokens:,} tokens at {speed:.1f} tokens/s, by {token_count} of them: {_duration(tokens / speed)}{note}"
+        rate = f"{speed:.1f} tokens/s, measured on {token_count} tokens"
+        return f"{tokens:,} tokens will take about {_duration(tokens / speed)} ({rate}){note}"
 
 
 def _as_int64(number: int) -> int:
@@ -275,4 +278,6 @@ def _as_int64(number: int) -> int:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"

@@ -151,7 +151,7 @@ def sweep_pairs(
 
     Args:
         policies: as for `parse_policies`; one of drafttree's with its default parameters is tried in several forms that
-            grow small trees, by turns.
+            grow small trees, one after the other.
         verifiers: verifiers as `parse_verifiers` takes them.
         models: random models of each pair, besides six for wide and deep trees, two and three rounds, and late ones.
         quick: whether `serving_trials` are left out.

@@ -32,7 +32,7 @@ SHORTEST = 3
 LENGTH = 24
 """Maximum number of tokens of texts that are compared with plain decoding's."""
 POSITIONS = (0, 1, 7, 70)
-"""Positions of the first root, in turn."""
+"""Positions of the first root, one after the other."""
 
 FORMS: dict[str, list[str]] = {
     "auto": ["auto:depth=3,children=2,budget=4", "auto:depth=2,children=3,budget=4"],

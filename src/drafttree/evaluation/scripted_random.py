@@ -146,7 +146,7 @@ class _TokenChoice(NamedTuple):
             ConfigError: the serving code drew another token.
         """
         if int(drawn_token) != self.token and self.high - self.low > ROUNDING:
-            raise ConfigError(f"token {int(drawn_token)} was drawn by a number that stands for token {self.token}")
+            raise ConfigError(f"token {int(drawn_token)} was drawn by a number that should draw token {self.token}")
         return self.token
 
 

@@ -8,7 +8,7 @@ from drafttree.engine.generation import Chunk, Generation
 
 
 class SideBySide:
-    """Writes texts of one prompt by turns: the next round is always that of the text with the least time so far.
+    """Writes texts of one prompt alternately: the next round is always of the text with the least time so far.
 
     So each decoder has the machine to itself while it computes, and all texts have had about the same time at any
     moment.

@@ -36,7 +36,7 @@ class Texts:
         costs: costs of passes, for policies that weigh them.
         pause: rounds without drafts at the beginning of a text, if drafting may pause.
         is_head: whether the draft is treated as a head, whose test then decides whether it drafts.
-        processor: a logits processor as in transformers; None for none.
+        processor: a logits processor as in transformers, or None.
         rounds: number of rounds of one text to enumerate, instead of texts of `length` tokens; None for whole texts.
         earlier: number of rounds before these, which are drawn once; the law is conditional on their outcome.
     """

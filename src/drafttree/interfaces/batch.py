@@ -93,7 +93,7 @@ def read_jobs(source: Path, command: object) -> list[Job]:
     lines = enumerate(read_text(source).removeprefix("\ufeff").split("\n"), start=1)
     jobs = [Job(number, line, _digest(line, command)) for number, line in lines if line.strip()]
     if not jobs:
-        raise InputError(f"{source}: no lines in it")
+        raise InputError(f"{source}: the file has no lines")
     _check_custom_ids(source, jobs)
     return jobs
 
@@ -141,9 +141,13 @@ def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
             record = json.loads(line)
             matches_job = number <= len(jobs) and record["input"] == jobs[number - 1].digest
         except (ValueError, TypeError, KeyError):
-            raise InputError(f"{target}, line {number}: no record of drafttree batch; name another file") from None
+            raise InputError(
+                f"{target}, line {number}: this is not a record of drafttree batch; name another file"
+            ) from None
         if not matches_job:
-            raise InputError(f"{target}, line {number}: made from another line or command; name another file")
+            raise InputError(
+                f"{target}, line {number}: this record belongs to another prompt or another command; name another file"
+            )
         records.append(record)
     return records
 
@@ -328,7 +332,7 @@ def _prompt(entry: dict[str, Any]) -> Any:
     """
     if ("prompt" in entry) == ("messages" in entry):
         field_names = "both prompt and messages" if "prompt" in entry else "neither prompt nor messages"
-        raise InputError(f"{field_names} in it; give one of them")
+        raise InputError(f"it has {field_names}; give one of them")
     if "messages" in entry:
         messages = entry.pop("messages")
         if not _is_list_of(messages, dict):

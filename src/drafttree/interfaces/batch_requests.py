@@ -57,13 +57,13 @@ class RequestLines:
         url = entry.get("url")
         body = entry.get("body")
         if not isinstance(custom_id, str):
-            raise InputError(f"custom_id is {custom_id!r}; give a string by which the reply is known")
+            raise InputError(f"custom_id is {custom_id!r}; give a string, which the reply repeats")
         if method != "POST":
             raise InputError(f"method is {method!r}; give 'POST'")
         if url not in URLS:
             raise InputError(f"url is {url!r}; give one of {', '.join(URLS)}")
         if not isinstance(body, dict):
-            raise InputError("body is no object; give that of the request")
+            raise InputError("body is not an object; give the request's body")
         if body.get("stream"):
             raise InputError("body.stream is set, but a batch has no streams; leave it out")
         reply_future = self._portal.start_task_soon(

@@ -23,8 +23,8 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
         reads_hidden: whether the drafter needs the target's hidden states of every token.
 
     Raises:
-        ConfigError: the cache is no DynamicCache, belongs to several or padded prompts, is not shorter than the prompt,
-            or lacks the hidden states that the drafter needs.
+        ConfigError: the cache is not a DynamicCache, belongs to several or padded prompts, is not shorter than the
+            prompt, or lacks the hidden states that the drafter needs.
     """
     if not _is_given(cache):
         return

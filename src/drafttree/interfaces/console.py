@@ -36,7 +36,7 @@ def working(activity: str) -> Iterator[None]:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or of unlimited width if the output is no terminal."""
+    """A console as wide as the terminal, or of unlimited width if the output is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 1000)
 

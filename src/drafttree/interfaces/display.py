@@ -10,7 +10,7 @@ from rich.text import Text
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Fidelity, Generation
 from drafttree.evaluation.certificate_scope import left_out
-from drafttree.evaluation.certify import Certificate
+from drafttree.evaluation.certify import PLAIN_REFERENCE, Certificate
 from drafttree.evaluation.compare import Comparison
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep, ServingChecks
 from drafttree.evaluation.toy_decoder import Reach
@@ -21,7 +21,7 @@ from drafttree.measure.reference import TIE_UNITS, Difference
 
 DRAFTED = "green"
 WARNING = "bold red"
-PART = "INTERRUPTED: this is not all of it."
+PART = "INTERRUPTED: these results are not complete."
 
 
 def show_inspection(inspection: Inspection) -> None:
@@ -111,13 +111,16 @@ def law_table(speedup: Speedup) -> Table:
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
     """Print the number of identical texts per policy, each difference, and the conclusion."""
     console = make_console()
-    header = (f"as {certificate.reference}", "ties", "widest tie", "law", "as plain decoding token for token")
+    header = [f"same as {certificate.reference}", "ties", "widest tie", "result"]
+    if certificate.reference != PLAIN_REFERENCE:
+        header.append("same as plain decoding")
     table = make_table("policy", *header)
     for policy in certificate.policies:
         verdict = "ties only" if policy.differences and policy.passed else "ok" if policy.passed else "DIFFERENT"
         widest = f"{policy.widest_tie.units:.1f} units" if policy.widest_tie else ""
         counts = f"{policy.identical}/{policy.prompts}", str(policy.ties), widest
-        table.add_row(policy.policy, *counts, verdict, f"{policy.same_text}/{policy.prompts}")
+        cells = [policy.policy, *counts, verdict, f"{policy.same_text}/{policy.prompts}"]
+        table.add_row(*cells[: 1 + len(header)])
     console.print(table)
     if any(policy.differences for policy in certificate.policies):
         console.print(_differences(certificate, decoder))
@@ -149,13 +152,13 @@ def show_enumeration(result: PairSweep) -> None:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
     has_bias = any(not finding.passed for finding in findings)
-    failure_verdict = "A pair is BIASED." if has_bias else "What serves is not what the laws take it for."
+    failure_verdict = "A pair is BIASED." if has_bias else "The checks of random numbers or of edited weights FAILED."
     conclusion = _verdict(result, "Every pair is what it claims to be.", failure_verdict)
     if result.serving:
         _show_serving(console, result.serving)
     if any(finding.trials for finding in findings):
-        console.print(f"Tried: {_bounds(result.reach)}. Nothing is said of what lies beyond.")
-        console.print(f"Left out: {left_out()} (docs/exactness.md says what checks them).")
+        console.print(f"Checked: {_bounds(result.reach)}. Nothing beyond these limits was checked.")
+        console.print(f"Not checked here: {left_out()} (docs/exactness.md says what checks them).")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 
@@ -164,18 +167,22 @@ def _show_serving(console: Console, serving: ServingChecks) -> None:
     numbers = serving.numbers
     edits = serving.edits
     test_counts = f"{numbers.tests} tests of {numbers.streams} streams of {numbers.seeds:,} seeds"
-    p_value_label = "least p-value" if numbers.passed else "NOT INDEPENDENT, p-value"
+    p_value_label = "smallest p-value" if numbers.passed else "NOT INDEPENDENT, p-value"
     console.print(f"Random numbers: {test_counts}, {p_value_label} {numbers.least:.1e} ({numbers.worst}).")
-    edited_texts = f"{edits.texts} texts of a small model in {edits.backend}, each behind another edit of its weights"
-    edit_verdict = f"STALE behind {', '.join(edits.stale)}" if edits.stale else "all as transformers writes them"
-    console.print(f"Weights: {edited_texts}: {edit_verdict}.")
+    model = f"a small model in {edits.backend}"
+    edited_texts = f"{edits.texts} texts of {model}, each after a different edit of its weights"
+    edit_verdict = f"STALE after {', '.join(edits.stale)}" if edits.stale else "all identical to transformers"
+    console.print(f"Edited weights: {edited_texts}: {edit_verdict}.")
 
 
 def _bounds(reach: Reach) -> str:
     """The limits up to which texts were enumerated, in words."""
     trees = f"trees of up to {reach.siblings} siblings and {reach.levels} levels"
-    texts = f"up to {reach.rounds} rounds of a text, roots up to position {reach.position}"
-    return f"{texts}, {trees}, up to {reach.columns:,} columns, up to {reach.texts} texts at once, float64 and float32"
+    texts = f"up to {reach.rounds} rounds of a text, starting positions up to {reach.position}"
+    return (
+        f"{texts}, {trees}, up to {reach.columns:,} logits a token, up to {reach.texts} texts at once, float64 and "
+        "float32"
+    )
 
 
 def _explained(finding: PairFinding) -> str:
@@ -232,26 +239,37 @@ def _token(decoder: Decoder, token: int | None) -> str:
 
 def _conclusion(certificate: Certificate) -> str:
     count = certificate.policies[0].prompts if certificate.policies else 0
-    lines = f"{count} prompts, {certificate.tokens} reference tokens, {certificate.dtype}, reference: "
-    lines += f"{certificate.reference}."
+    inputs = f"{count} prompts, {certificate.tokens:,} tokens of {certificate.reference}, {certificate.dtype}."
     if certificate.truncated:
-        lines += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
-    law = "certified" if certificate.keeps_law else "NOT certified"
-    law = "not certified yet" if certificate.keeps_law and certificate.interrupted else law
-    lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
-    if certificate.keeps_law and any(policy.differences for policy in certificate.policies):
-        lines += f" or differs by a tie, which {TIE_UNITS} units of rounding are enough to decide"
-    text = "identical" if certificate.keeps_text else "NOT identical"
-    lines += f".\nThe text is {text} to plain decoding's token for token"
-    return f"{lines}{_text_advice(certificate)}.{' ' + PART if certificate.interrupted else ''}"
+        inputs += f" {certificate.truncated} prompts were cut to their last tokens to fit the context."
+    lines = [inputs, _agreement_with_reference(certificate)]
+    if certificate.reference != PLAIN_REFERENCE or not certificate.keeps_text:
+        lines.append(_agreement_with_plain(certificate))
+    return "\n".join(lines) + (f" {PART}" if certificate.interrupted else "")
 
 
-def _text_advice(certificate: Certificate) -> str:
+def _agreement_with_reference(certificate: Certificate) -> str:
+    texts = sum(policy.prompts for policy in certificate.policies)
+    identical_texts = sum(policy.identical for policy in certificate.policies)
+    ties = sum(policy.ties for policy in certificate.policies)
+    statements = [f"{identical_texts} of {texts} texts are identical to {certificate.reference}"]
+    if ties:
+        verb = "differs" if ties == 1 else "differ"
+        statements.append(f"{ties} {verb} only by a tie, which at most {TIE_UNITS} units of rounding decide")
+    if different := texts - identical_texts - ties:
+        statements.append(f"{different} {'is' if different == 1 else 'are'} DIFFERENT")
+    return f"{'; '.join(statements)}."
+
+
+def _agreement_with_plain(certificate: Certificate) -> str:
     if certificate.keeps_text:
-        return ""
+        return "All texts are identical to plain decoding, token for token."
     if certificate.exact_text:
-        return ", as it must be here"
-    return f": in {certificate.dtype} ties fall either way, unless --exact-text is given"
+        return "NOT all texts are identical to plain decoding, which they must be here."
+    return (
+        f"NOT all texts are identical to plain decoding: in {certificate.dtype}, rounding may decide a tie either way; "
+        "--exact-text prevents that."
+    )
 
 
 def _verdict(result: PairSweep, passed: str, failed: str) -> str:

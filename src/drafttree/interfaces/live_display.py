@@ -8,11 +8,11 @@ from drafttree.evaluation.evidence import BETS, BIAS, REFUTED, Evidence
 from drafttree.evaluation.live_certificate import RARELY, LiveCertificate
 from drafttree.interfaces.console import make_console, make_table
 
-PART = "INTERRUPTED: not all tokens are written."
-RARE = ": almost nothing was speculated, so this says little of the verifier."
+PART = "INTERRUPTED: not all tokens were written."
+RARE = ": almost nothing was drafted, so this says little about the verifier."
 UNSEEN = (
-    "Not seen by it: whether the target's passes are right, since its own rows are taken for the law. "
-    "certify without --live compares texts with transformers' own."
+    "This does not check the target's own passes, whose logits it takes as correct. "
+    "Use certify without --live to compare texts with transformers."
 )
 
 
@@ -24,21 +24,21 @@ def show_live_certificate(certificate: LiveCertificate) -> None:
     if not evidence.tokens:
         console.print(PART)
         return
-    table = make_table("bet that", "e-value", right=1)
+    table = make_table("a bet that", "e-value", right=1)
     for name, e_value in evidence.log_e_values.items():
         table.add_row(BETS[name], e_value_of(e_value))
     table.add_row("all of them", e_value_of(evidence.log_e_value), style="bold")
     console.print(table)
-    batch_note = "alone" if certificate.max_batch == 1 else f"{certificate.max_batch} at once"
+    batch_note = "one at a time" if certificate.max_batch == 1 else f"{certificate.max_batch} at once"
     setting = f"{certificate.verifier} with {certificate.policy}, {certificate.dtype}, temperature"
-    lines = [f"{setting} {certificate.temperature:g}, texts {batch_note}."]
+    lines = [f"{setting} {certificate.temperature:g}, texts written {batch_note}."]
     speed = evidence.tokens / max(totals.seconds, 1e-9)
     lines.append(
         f"{evidence.tokens:,} tokens in {totals.texts:,} texts, {evidence.tokens / max(totals.rounds, 1):.2f} tokens "
         f"per target pass, {totals.seconds / 60:.1f} minutes, {speed:.1f} tokens/s."
     )
     if evidence.impossible:
-        lines.append(f"{evidence.impossible:,} tokens have no probability.")
+        lines.append(f"{evidence.impossible:,} tokens have probability 0.")
     drafted_share = totals.drafted_rounds / max(totals.rounds, 1)
     lines.append(f"{drafted_share:.0%} of the rounds verified drafts{'.' if drafted_share > RARELY else RARE}")
     lines += [*([] if certificate.refuted else [_power(evidence)]), UNSEEN, _conclusion(certificate)]
@@ -53,19 +53,19 @@ def e_value_of(logarithm: float) -> str:
 
 def _power(evidence: Evidence) -> str:
     if not evidence.shift:
-        return "The verifier accepted nothing by a probability of its own that a bias could change."
+        return "The verifier made no random decisions that a bias could change."
     if (bias := evidence.smallest_bias) is None:
-        return f"No bias of acceptance of up to {BIAS:.0%} would have been seen with 99 %: these are too few tokens."
+        return f"Too few tokens to detect a bias of acceptance of {BIAS:.0%} or less with 99 % certainty."
     return (
-        f"Acceptance that is {bias:.1%} too frequent would have been seen with 99 %, by what {BIAS:.0%} more of it did "
-        f"in {evidence.tried:,} rounds that were verified again."
+        f"A verifier that accepts {bias:.1%} too often would have been detected with 99 % certainty (estimated from "
+        f"{evidence.tried:,} rounds that were verified again with {BIAS:.0%} more acceptance)."
     )
 
 
 def _conclusion(certificate: LiveCertificate) -> str:
     if certificate.refuted:
-        claims = "" if certificate.lossless else ", as the pair is lossy by its name"
-        return f"NOT the target's law: the e-value is above {REFUTED:.0e}{claims}."
+        claims = "" if certificate.lossless else ", as expected of a lossy pair"
+        return f"REFUTED: texts do not follow the target's distribution (e-value above {REFUTED:.0e}){claims}."
     if certificate.interrupted:
         return PART
-    return f"No evidence against the target's law: an e-value of {REFUTED:.0e} would refute it."
+    return f"No evidence against the target's distribution (an e-value above {REFUTED:.0e} would refute it)."

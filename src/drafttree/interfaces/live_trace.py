@@ -11,7 +11,7 @@ from rich.tree import Tree
 
 from drafttree.evaluation.trace import Outcome, TracedNode, TracedRound, Tracer
 from drafttree.interfaces.console import make_console
-from drafttree.interfaces.trace_display import ACCEPTED, BONUS, REJECTED
+from drafttree.interfaces.trace_display import ACCEPTED, BONUS, REJECTED, dropped_candidates
 
 STYLES = {
     Outcome.ROOT: "bold",
@@ -65,9 +65,8 @@ def frames(traced_round: TracedRound, rows: int) -> Iterator[RenderableType]:
     hidden_count = traced_round.size - len(visible_nodes)
     if hidden_count:
         notes.append(f"{hidden_count} more nodes")
-    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in traced_round.cut.items())
-    if cut_counts:
-        notes.append(f"candidates dropped: {cut_counts}")
+    if dropped := dropped_candidates(traced_round.cut):
+        notes.append(dropped)
     yield Group(tree_picture(traced_round, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
 
 

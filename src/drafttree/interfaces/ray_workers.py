@@ -144,7 +144,7 @@ def write_texts_by_ray(
     except ray.exceptions.RayError as error:
         last_line = str(error).strip().rpartition("\n")[2]
         raise ConfigError(
-            f"the workers of Ray failed ({last_line}); the same command goes on from what is written"
+            f"the workers of Ray failed ({last_line}); the same command continues from what is written"
         ) from None
     finally:
         ray.shutdown()

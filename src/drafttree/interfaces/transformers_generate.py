@@ -72,8 +72,11 @@ from drafttree.loading import (
 from drafttree.loading.drafter_spec import DrafterSpec
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.specs import default_policy
-from drafttree.models import TargetModel, choose_backend, input_device, verify_once
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.module.module_checks import input_device
 from drafttree.models.module.module_inputs import CACHE_NAMES
+from drafttree.models.validation import verify_once
 
 __all__ = ["TreeGenerate", "generate"]
 
@@ -92,7 +95,8 @@ def generate(
     Reuse the function: it loads the drafter once.
 
     Args:
-        drafter: the drafter, as for `drafttree.load`, but not "auto". A class name makes a new one for every call.
+        drafter: the drafter, as for `drafttree.load`, but not "auto". If it is the name of a class, every call makes a
+            new drafter.
         policy: the tree policy, as for `drafttree.load`.
         verifier: its name or class; "auto" is greedy without `do_sample` and coupled with it.
         grammar: a grammar that the texts must follow, made by `drafttree.grammar`. Its tokenizer is `tokenizer=` of
@@ -215,7 +219,7 @@ class TreeGenerate:
         """The drafter of a call; None for plain decoding.
 
         Args:
-            spec: what the source of the drafter stands for.
+            spec: the parsed source of the drafter.
             target: the target.
             model: the target's module.
             undo: restores a loaded drafter model when the call ends.

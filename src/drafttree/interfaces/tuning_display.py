@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.text import Text
 
 from drafttree.evaluation.tune import Tuning
+from drafttree.evaluation.tune.tuning import LEAST_PROMPTS
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.interfaces.display import law_table
 
@@ -38,11 +39,11 @@ def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, 
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
     if command:
-        console.print("", Text(f"on the command line: {command}"), sep="\n", soft_wrap=True)
+        console.print("", Text(f"On the command line: {command}"), sep="\n", soft_wrap=True)
 
 
 def _race(tuning: Tuning):
-    table = make_table("drafter", "policy", "draft temperature", "texts", "over plain", right=0)
+    table = make_table("drafter", "policy", "draft temperature", "texts", "speed over plain", right=0)
     for column in table.columns[2:]:
         column.justify = "right"
     for way in tuning.ways[:SHOWN]:
@@ -51,52 +52,58 @@ def _race(tuning: Tuning):
             way.drafter, way.policy, draft_temperature, str(way.texts), f"{way.ratio:.2f}" if way.ratio else NONE
         )
     hidden_count = len(tuning.ways) - SHOWN
-    table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if hidden_count > 0 else "")
+    table.title = f"The best {SHOWN} of {len(tuning.ways)} ways" if hidden_count > 0 else "All ways"
     return table
 
 
 def _notes(tuning: Tuning, minutes: float, out: Path | None) -> list[str]:
-    notes = [f"left out: {name}: {reason}" for name, reason in tuning.left_out.items()]
+    notes = [f"Left out: {name}: {reason}" for name, reason in tuning.left_out.items()]
     if any(way.ratio is None for way in tuning.ways[:SHOWN]):
-        notes.append(f"{NONE}: nothing was drafted, or other programs disturbed the times")
+        notes.append(f"{NONE} means that nothing was drafted, or that other programs disturbed the times.")
     if tuning.too_short:
-        notes.append(f"{tuning.too_short} prompts are too short to tune on and were left out")
+        notes.append(f"Prompts left out because they are too short: {tuning.too_short}.")
     if tuning.confirmed and not tuning.apart:
-        notes.append("there are too few prompts for a separate set to confirm the choice")
+        notes.append(f"Too few prompts (under {LEAST_PROMPTS}) for a separate confirmation set.")
     if tuning.missing:
-        notes.append(f"{_ended(tuning, minutes)} all of it was measured: {'; '.join(tuning.missing)} ({_onward(out)})")
+        notes.append(
+            f"{_ended(tuning, minutes)}; not everything was measured: {'; '.join(tuning.missing)} ({_onward(out)})"
+        )
     return notes
 
 
 def _ended(tuning: Tuning, minutes: float) -> str:
-    return "it was interrupted before" if tuning.interrupted else f"{minutes:g} minutes were over before"
+    if tuning.interrupted:
+        return "Interrupted"
+    return f"Stopped after {minutes:g} minute{'' if minutes == 1 else 's'}"
 
 
 def _onward(out: Path | None) -> str:
-    return f"the same command goes on from {out}" if out else "with --out FOLDER the same command would go on"
+    return f"the same command continues from {out}" if out else "with --out FOLDER the same command could continue"
 
 
 def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
-        return "Nothing is recommended, and nothing saved: no drafter was measured yet."
+        return "No recommendation, and nothing saved: no drafter was measured yet."
     best_way = str(tuning.best)
     if tuning.doubt:
-        advice = "Do not speculate" if tuning.recommends else "Nothing is recommended, and nothing saved"
-        return f"{advice}; the best way is {best_way}. {tuning.doubt}"
-    speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
-    confirmation = "confirmed" if tuning.apart else "confirmed on the prompts it was chosen on"
-    confirmation = confirmation if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
-    confirmation = "not confirmed, measured on one prompt" if tuning.one_prompt else confirmation
+        advice = "Do not speculate." if tuning.recommends else "No recommendation, and nothing saved."
+        return f"{advice} The best way is {best_way}. {tuning.doubt}"
+    confirmation = "confirmed on other prompts" if tuning.apart else "confirmed on the prompts it was chosen on"
+    confirmation = confirmation if tuning.confirmed else "not confirmed: measured on the texts it was chosen on"
+    confirmation = "not confirmed: measured on one prompt" if tuning.one_prompt else confirmation
     ends = [1 + end for end in (tuning.gain.low, tuning.gain.high) if end is not None]
-    margin = f"[{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "on one text, without an interval"
-    figures = f"{speed} {margin} ({confirmation}), {tuning.expected:.2f} expected by the law"
+    interval = f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}" if ends else "one text, so no interval"
+    figures = (
+        f"It is {1 + tuning.gain.mean:.2f} times as fast as plain decoding ({interval}; {confirmation}). "
+        f"The law predicts {tuning.expected:.2f} times."
+    )
     if tuning.one_prompt and not tuning.interrupted:
         return (
-            "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others; give two or "
-            f"more, best nine. For this one the best is {best_way}: {figures}."
+            "No recommendation, and nothing saved: one usable prompt says nothing about others; give at least two, "
+            f"better {LEAST_PROMPTS} or more. For this prompt the best way is {best_way}. {figures}"
         )
     if not tuning.recommends:
-        return f"Nothing is recommended, and nothing saved; so far the best is {best_way}: {figures}."
+        return f"No recommendation, and nothing saved. So far the best way is {best_way}. {figures}"
     if tuning.speculates:
-        return f"Speculate: {best_way}: {figures}."
-    return f"Do not speculate: the best way, {best_way}, is not faster by more than its interval: {figures}."
+        return f"Speculate: {best_way}. {figures}"
+    return f"Do not speculate: even the best way, {best_way}, is not reliably faster than plain decoding. {figures}"

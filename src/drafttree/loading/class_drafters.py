@@ -49,7 +49,7 @@ class ClassDrafter(DrafterSpec):
         """The class and parameters of a drafter's name; None if it names a model or a folder.
 
         Raises:
-            ConfigError: the class cannot be imported or is no drafter, or a parameter has no value.
+            ConfigError: the class cannot be imported or is not a drafter class, or a parameter has no value.
         """
         name = source.partition(":")[0]
         is_file = Path(source).exists() or source.endswith(SUFFIX)
@@ -60,10 +60,10 @@ class ClassDrafter(DrafterSpec):
 
     @classmethod
     def given(cls, drafter_class: type) -> "ClassDrafter":
-        """A class that stands for itself.
+        """The drafter of a class that is given itself, not by its name.
 
         Raises:
-            ConfigError: the class is no drafter.
+            ConfigError: it is not a drafter class.
         """
         return cls(drafter_class.__name__, DRAFTER_CLASSES.check(drafter_class, drafter_class.__name__))
 

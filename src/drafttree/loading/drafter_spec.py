@@ -1,4 +1,4 @@
-"""What the source of a drafter stands for, as `drafttree.loading.drafters.parse_drafter` finds it."""
+"""The parsed source of a drafter, as `drafttree.loading.drafters.parse_drafter` returns it."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class DrafterSpec(ABC):
         """The drafter for a loaded target; None for plain decoding.
 
         Raises:
-            ConfigError: the drafter's class does not take these parameters, or the target is none for this drafter.
+            ConfigError: the drafter's class does not take these parameters, or the target does not fit this drafter.
             ModelError: the model or head cannot be loaded, or does not fit the target.
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """

@@ -1,4 +1,4 @@
-"""The drafter that a name, a folder, a model or a class stands for.
+"""Finds the drafter that a name, a folder, a model or a class specifies.
 
 A source is parsed once: `parse_drafter` makes it a `DrafterSpec`. Its `check` refuses what can be refused before
 weights are read, and its `build` makes the drafter for a loaded target.
@@ -48,7 +48,7 @@ class GivenDrafter(DrafterSpec):
     """A drafter that is an object of the protocol.
 
     Attributes:
-        drafter: the object.
+        drafter: the object that the user gave, which `build` returns.
     """
 
     drafter: Drafter
@@ -111,13 +111,13 @@ class AutoDrafter(DrafterSpec):
 
 
 def parse_drafter(source: Any) -> DrafterSpec:
-    """What the source of a drafter stands for; its files are not looked for yet.
+    """Parse the source of a drafter, without looking for its files.
 
     Args:
         source: what `drafttree.load` takes as drafter.
 
     Raises:
-        ConfigError: the source is no drafter, its class cannot be imported, or a parameter has no value.
+        ConfigError: the source is not a drafter, its class cannot be imported, or a parameter has no value.
         ModelError: the source has an adapter that `unwrap` refuses.
     """
     if isinstance(source, str):
@@ -191,7 +191,7 @@ class Choice(NamedTuple):
             return cls(OWN_LAYERS, f"{name} comes with MTP layers of its own")
         head = PUBLISHED.get(name.lower())
         if head is None:
-            reason = f"no model is known to draft for {name or 'this target'}; it drafts what the text repeats"
+            reason = f"no model is known to draft for {name or 'this target'}; lookup drafts what the text repeats"
             return cls("lookup", reason)
         try:
             download(head)
@@ -201,7 +201,7 @@ class Choice(NamedTuple):
 
 
 def choose_drafter(target: ModelSource) -> Choice:
-    """The drafter that "auto" stands for with a target; errors are those of `parse_target`."""
+    """The drafter that "auto" means for a target; errors are those of `parse_target`."""
     return Choice.of(parse_target(target))
 
 

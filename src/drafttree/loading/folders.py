@@ -69,7 +69,7 @@ def _gguf_in(folder: Path) -> Path | None:
         return None
     names = ", ".join(path.name for path in files)
     if weights := next((path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")), None):
-        _tell(f"{folder} holds {weights.name} and {names}; the first is taken, so name the GGUF file if you mean it")
+        _tell(f"{folder} holds {weights.name} and {names}; the first is used; to use a GGUF file, give its name")
         return None
     if len(files) > 1:
         raise ModelError(f"{folder} holds several GGUF files: {names}; name one of them")
@@ -95,8 +95,8 @@ def resolve(source: str | Path) -> str:
     If the hub does not answer, it is the folder that was downloaded before.
 
     Raises:
-        ModelError: the source is no model's name, its folder does not exist, or the hub does not answer and the model
-            was never downloaded.
+        ModelError: the source is not a model's name, its folder does not exist, or the hub does not answer and the
+            model was never downloaded.
     """
     location = _name_or_folder(source, zoo.NAMES, "model")
     return location if os.path.isdir(location) or hub_answers() else _cached(location)
@@ -131,7 +131,7 @@ def _cached(name: str) -> str:
     folder = local_folder(name)
     if folder is None:
         raise ModelError(f"{name!r} is not on this machine, and {silence()}; check the connection or give a folder")
-    _tell(f"{silence()}; {name} is taken as it is on this machine")
+    _tell(f"{silence()}; the copy of {name} on this machine is used")
     return str(folder)
 
 

@@ -53,7 +53,7 @@ from drafttree.models.quantization.quantized_linear import quantization_method
 
 UNKNOWN = "not said"
 DEPENDENT = ("auto", "none", "mixed", "mtp")
-"""Names that stand for a drafter only together with a target or another drafter."""
+"""Names that specify a drafter only together with a target or another drafter."""
 
 
 class Depth(Fields):
@@ -91,9 +91,9 @@ def inspect(source: str | nn.Module) -> Inspection:
     Only a hub name needs the network.
 
     Raises:
-        ConfigError: the class cannot be imported, or is no drafter.
-        ModelError: the source does not exist, its files are damaged or its config.json is wrong, or it is no known kind
-            of drafter.
+        ConfigError: the class cannot be imported, or is not a drafter.
+        ModelError: the source does not exist, its files are damaged or its config.json is wrong, or it is not a known
+            kind of drafter.
     """
     match parse_drafter(source):
         case GivenModel(model=model):
@@ -102,7 +102,9 @@ def inspect(source: str | nn.Module) -> Inspection:
             return _drafter_class(drafter_class)
         case FilesDrafter() as spec if str(source).partition(":")[0] not in DEPENDENT:
             return _drafter_files(spec)
-    raise ModelError(f"{source!r} is no drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'")
+    raise ModelError(
+        f"{source!r} is not a drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'"
+    )
 
 
 def _drafter_files(drafter: FilesDrafter) -> Inspection:

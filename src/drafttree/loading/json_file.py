@@ -22,4 +22,4 @@ def read_json_file(path: str | Path) -> Any:
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
     except RecursionError:
-        raise InputError(f"{path}: not JSON that can be used (nested too deeply)") from None
+        raise InputError(f"{path}: its JSON is nested too deeply") from None

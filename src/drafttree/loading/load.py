@@ -35,7 +35,8 @@ from drafttree.loading.target_options import (
 )
 from drafttree.loading.targets import NamedTarget, TargetOptions, TargetSpec, parse_target
 from drafttree.loading.tuned import TunedPolicy, find_policy
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
@@ -76,40 +77,40 @@ def load(
             - a `drafttree.drafters.Drafter`, its class, or the dotted name of a class
             - "none" or None: plain decoding
             - "auto": the target's own MTP layers, a published head that is known for the target, or lookup; the logger
-              "drafttree" tells which and why
+              "drafttree" says which one and why
         policy: a policy, its class, its specification such as "talon:budget=60,margin=0.03", or a file saved by
             `drafttree tune`. Such a file also sets the draft temperature and the cost curve, and drafter, verifier and
-            dtype where they are "auto". None is `auto`, which measures costs when the first text is generated, for
-            about two seconds per machine. It is `dynatree`, which measures nothing, where the verifier draws from the
-            drafts or the target is sharded. For drafters whose drafts do not depend on their path (such as DFlash) it
-            is `auto:flat=true`, or else `chain`.
-        verifier: the name or class of a verifier, or "auto": greedy at temperature 0, coupled above it. For verifiers
-            of your own see `drafttree.loading.methods`.
+            dtype where they are "auto". The default (None) is `auto`, which measures costs when the first text is
+            generated, for about two seconds per machine. If the verifier's draws depend on the drafts, or the target is
+            sharded, the default is `dynatree`, which measures nothing. If the drafts do not depend on their path (as
+            with DFlash), `auto:flat=true` and `chain` take the places of `auto` and `dynatree`.
+        verifier: the name or class of a verifier, or "auto": greedy at temperature 0, coupled above it. For your own
+            verifiers see `drafttree.loading.methods`.
         dtype: "float32", "bfloat16", "float16" or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where it is available.
         tokenizer: the target's tokenizer. Default: the one in its folder.
         exact_text: keep the text identical to plain decoding's in every dtype. Without it, the text is identical in
-            float32, and in bfloat16 and float16 up to ties, where rounding decides between two tokens. Slower (see
-            docs/performance.md). It is tested when the model is loaded, and refused if it does not hold.
+            float32, and in bfloat16 and float16 up to ties, where rounding decides between two tokens. This is slower
+            (see docs/exactness.md). A test at loading raises an error if the target cannot keep it.
         lossy_window: attend only to this many last tokens and the first `sinks` tokens (StreamingLLM;
-            `drafttree.models.windows` tells the differences). This changes the output: plain decoding over the same
+            `drafttree.models.windows` explains the differences). This changes the output: plain decoding over the same
             window generates the same text. The drafter reads the whole text. DynaTree v1's cache of 1024 is a window of
             1020 with 4 sinks.
         sinks: number of first tokens that stay visible with `lossy_window`.
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
-            output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
-            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`). "int4" rounds
-            them to 4 bits by GPTQ, and the head to 8, on CPUs; `drafttree quantize` does that once and keeps the
-            result. Weights that files have in few bits (GGUF, GPTQ, AWQ, compressed-tensors, MLX) stay as they are
-            stored if drafttree-native runs the model; "none" unpacks them to the dtype.
-        quantize_drafter: "int8" and "int4" do the same to a drafter that is a language model, its head included, and to
-            those of `Decoder.with_drafter`. The text stays the target's. "auto" keeps a GGUF file as it is
+            output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. It
+            saves memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`). "int4" rounds
+            them to 4 bits by GPTQ, and the head to 8, on CPUs; `drafttree quantize` does that once and saves the
+            result. Weights that are quantised in their files (GGUF, GPTQ, AWQ, compressed-tensors, MLX) stay as they
+            are stored if drafttree-native runs the model; "none" unpacks them to the dtype.
+        quantize_drafter: "int8" and "int4" do the same to a drafter that is a language model, including its head, and
+            to such drafters in `Decoder.with_drafter`. The text stays the target's. "auto" keeps a GGUF file as it is
             stored. Other drafters that are loaded by name become "int8" if drafttree-native runs them on a CPU and
             their weights are 50 MB or more. "none" or None loads the drafter in the target's dtype.
-        max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
-            KV cache. Default: the target's own context.
-        tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
-            program under torchrun; see docs/large-scale.md.
+        max_model_len: maximum number of tokens of prompt and text together. It limits the memory of a text's KV cache.
+            Default: the target's own context.
+        tensor_parallel_size: number of processes over which the target is sharded. This many processes must run the
+            same program under torchrun; see docs/large-scale.md.
 
     As in transformers, options in the target's generation config become the decoder's `defaults`: if they ask for
     sampling, texts are sampled unless a call gives `temperature=0`.
@@ -203,10 +204,10 @@ class _DecoderSpec(NamedTuple):
         options: TargetOptions,
         quantize_drafter: str | None,
     ) -> "_DecoderSpec":
-        """What the arguments of `load` stand for; what is "auto" becomes the tuned policy's.
+        """Resolve the arguments of `load`. Those that are "auto" are taken from the tuned policy.
 
         Raises:
-            ConfigError: an argument stands for nothing, or an option is not available for a sharded target.
+            ConfigError: an argument names nothing that exists, or an option is not available for a sharded target.
             ModelError: a loaded model has an adapter that cannot be used.
         """
         tuned_policy = policy if isinstance(policy, TunedPolicy) else None

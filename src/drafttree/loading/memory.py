@@ -122,7 +122,7 @@ def _shapes(path: Path) -> Iterator[list[int]]:
             raise ValueError("a header that is longer than its file")
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
-        raise ValueError("a header that is no object")
+        raise ValueError("a header that is not an object")
     for name, entry in header.items():
         if name != METADATA and isinstance(entry, dict):
             yield entry.get("shape", [])

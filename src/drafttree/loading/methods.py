@@ -52,7 +52,7 @@ class Methods(Generic[Kind]):
         """The class of a name.
 
         Raises:
-            ConfigError: no method has the name, its class cannot be imported, or the class is no method of this kind.
+            ConfigError: no method has the name, or its class cannot be imported or is not a method of this kind.
         """
         if method := self.get(name):
             return method
@@ -72,7 +72,7 @@ class Methods(Generic[Kind]):
         An entry point cannot take over a name that drafttree uses itself: it is skipped and logged once.
 
         Raises:
-            ConfigError: the class cannot be imported, or is no method of this kind.
+            ConfigError: the class cannot be imported, or is not a method of this kind.
         """
         if self._is_own(name):
             for point in _namesakes(self.group, name, tuple(sys.path)):
@@ -125,7 +125,7 @@ class Methods(Generic[Kind]):
         """Return the object if it is a method of this kind.
 
         Raises:
-            ConfigError: the object is no such method; the message says what it lacks.
+            ConfigError: the object is not such a method; the message says what it lacks.
         """
         if lack := self.lack(candidate):
             raise ConfigError(f"{name!r} is not a {self.kind}: {lack}")
@@ -146,7 +146,7 @@ def _class_lack(candidate: object, methods: Mapping[type, str]) -> str:
     """
     base = next(iter(methods))
     if not isinstance(candidate, type) or not issubclass(candidate, base):
-        return f"it is no subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"
+        return f"it is not a subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"
     for declaring_class, name in methods.items():
         if issubclass(candidate, declaring_class) and getattr(candidate, name) is getattr(declaring_class, name):
             return f"it lacks the method {name}; docs/writing.md shows one"

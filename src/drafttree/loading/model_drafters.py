@@ -21,7 +21,8 @@ from drafttree.loading.pretrained import check_files, quiet, read_model, tokeniz
 from drafttree.loading.target_options import refuse_rounding
 from drafttree.loading.targets import LoadedTarget, TargetSpec
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 
 logger = logging.getLogger("drafttree")
 MTP = "mtp"
@@ -100,10 +101,11 @@ class OwnLayers(DrafterSpec):
             return
         if not target.location:
             raise ModelError(
-                f"{MTP!r} drafts with layers in the target's files, and this loaded model does not name any"
+                f"{MTP!r} drafts with layers from the target's files, and this loaded model does not say where its "
+                "files are"
             )
         if target.location.endswith(SUFFIX):
-            raise ModelError(f"{MTP!r} drafts with layers of the target, and those of a GGUF file are not read")
+            raise ModelError(f"{MTP!r} drafts with layers of the target, which drafttree cannot read from a GGUF file")
 
     def build(self, target: LoadedTarget) -> Drafter:
         module = target.for_model(MTP).module
@@ -179,8 +181,8 @@ def _language_drafter(
 def _check_not_meta(target: PreTrainedModel, subject: str) -> None:
     """Refuse a head if the target's weights, which it reads, are not in memory."""
     if target.device.type == "meta":
-        reason = "reads the target's weights, which accelerate keeps elsewhere"
-        raise ModelError(f"{subject}, which {reason}; use a language model or 'lookup' to draft")
+        reason = "it reads the target's weights, but accelerate has offloaded them"
+        raise ModelError(f"{subject}: {reason}; use a language model or 'lookup' to draft")
 
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

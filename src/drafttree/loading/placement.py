@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ConfigError, unknown
-from drafttree.models import input_device
 from drafttree.models.fused.fused_linear import multiplies_bfloat16_fast
+from drafttree.models.module.module_checks import input_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -73,7 +73,7 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of a name; "auto" is bfloat16 if the device multiplies it fast, else float32.
 
     Raises:
-        ConfigError: the name is no dtype of `DTYPES`, or the device cannot compute in it.
+        ConfigError: the name is not a dtype of `DTYPES`, or the device cannot compute in it.
     """
     if is_auto(name):
         return torch.bfloat16 if multiplies_bfloat16_fast(device) else torch.float32

@@ -62,8 +62,8 @@ from drafttree.loading.target_options import (
     sharding_options,
 )
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled, shortened
-from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.quantize import quantize_head
 
@@ -114,7 +114,10 @@ def refuse_assistant(model: PreTrainedModel) -> None:
         ModelError: the model is an assistant.
     """
     if model.config.model_type in ASSISTANTS:
-        raise ModelError(f"{type(model).__name__} is an assistant, a drafter; give the model it is made for as target")
+        raise ModelError(
+            f"{type(model).__name__} is a drafter (an assistant), not a model; give it as the drafter, and the model "
+            "it is made for as the target"
+        )
 
 
 def load_model(
@@ -129,7 +132,7 @@ def load_model(
     A model of images and text is loaded whole, although it is used on text only. Arguments are those of `read_model`.
 
     Raises:
-        ModelError: the model does not exist, or is no decoder-only language model; or its weights are missing,
+        ModelError: the model does not exist, or is not a decoder-only language model; or its weights are missing,
             truncated, of another shape, too large for memory, or cannot be quantised or sharded.
         ConfigError: the model is to be sharded, and the device is not the machine's accelerator.
     """
@@ -196,8 +199,8 @@ def check_files(files: ModelFiles, quantize: str | None) -> None:
         quantize: the argument of `read_model`.
 
     Raises:
-        ModelError: config.json or the index of the weights cannot be used; the model is no decoder-only language model;
-            or its weights are quantised already, so they cannot be quantised as asked.
+        ModelError: config.json or the index of the weights cannot be used; the model is not a decoder-only language
+            model; or its weights are quantised already, so they cannot be quantised as asked.
     """
     _check_index(files)
     settings = _settings_of(files)
@@ -259,7 +262,8 @@ def _load_unchecked(
     """Load a model without comparing its tensors with those in its files; arguments are those of `read_model`.
 
     Raises:
-        ModelError: the model is no decoder-only language model, needs more memory than is free, or cannot be sharded.
+        ModelError: the model is not a decoder-only language model, needs more memory than is free, or cannot be
+            sharded.
         Exception: transformers or a reader of files fails, with whatever error it raises.
     """
     loader = _check_kind(files)
@@ -268,7 +272,9 @@ def _load_unchecked(
     reason = why_not_kept(files, device, quantize)
     keeps_blocks = not is_sharded and stored_weights is not None and reason is None
     if stored_weights is not None and reason:
-        logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", files.source, reason)
+        logger.info(
+            "%s: weights are unpacked, since they cannot be multiplied as they are stored: %s", files.source, reason
+        )
     if is_sharded:
         check_shares(files.source, files.config, tensor_parallel_size, device)
     else:
@@ -427,7 +433,7 @@ def _tell_kept(
     logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(block_weights), forms)
     if unpacked_names := [name for name, weight in weights.items() if weight.is_packed and name not in block_weights]:
         logger.info(
-            "%s: %d quantised weights are unpacked to %s, since nothing multiplies them as they are stored: %s",
+            "%s: %d quantised weights are unpacked to %s, since no kernel multiplies them as they are stored: %s",
             *(files.source, len(unpacked_names), str(dtype).removeprefix("torch."), shortened(unpacked_names)),
         )
 
@@ -505,7 +511,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
     """The token ids that end a text, from the generation config, else from the tokenizer; empty without any.
 
     Raises:
-        ModelError: the eos_token_id is no token id and no list of them.
+        ModelError: the eos_token_id is neither a token id nor a list of token ids.
     """
     settings = getattr(model, "generation_config", None)
     eos = settings.eos_token_id if settings else None
@@ -560,12 +566,13 @@ def _refuse_head(files: ModelFiles) -> None:
     try:
         model_kind = files.kind
     except UnsupportedDrafter as error:
-        raise ModelError(f"{error}; give the model it is made for as target") from None
+        raise ModelError(f"{error}; give it as the drafter, and the model it is made for as the target") from None
     except ModelError:  # transformers reports other folders in more detail
         return
     if model_kind != LANGUAGE_MODEL:
         raise ModelError(
-            f"{str(files.source)!r} is a head ({model_kind}), a drafter; give the model it is made for as target"
+            f"{str(files.source)!r} is a drafter ({model_kind}), not a model; give it as the drafter, and the model "
+            "it is made for as the target"
         )
 
 
@@ -579,7 +586,7 @@ def _check_kind(files: ModelFiles) -> Any:
     """The auto class that loads a model.
 
     Raises:
-        ModelError: the model is no decoder-only language model, which is checked before its weights are read.
+        ModelError: the model is not a decoder-only language model, which is checked before its weights are read.
     """
     source = str(files.source)
     config = files.config

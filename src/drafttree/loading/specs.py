@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from drafttree.drafters import Drafter
 
 PolicyLike = str | TreePolicy | type[TreePolicy]
-"""A specification, a policy, or a policy's class, which stands for its default parameters."""
+"""A specification, a policy, or a policy's class, which means its default parameters."""
 VerifierLike = str | type[Verifier]
 """The name of a verifier, or its class."""
 TUNED = ".json"
 """Suffix of files with a tuned policy (see `drafttree.loading.tuned`)."""
 POLICY_ENDS = re.compile(r";|,(?=\s*[\w.-]+\s*(?:[:,;]|$))")
-"""Separates two specifications: a semicolon, or a comma before a name that is no parameter."""
+"""Separates two specifications: a semicolon, or a comma before a name that is not a parameter."""
 
 
 def make_policy(policy: PolicyLike) -> TreePolicy:
@@ -108,7 +108,7 @@ def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:
     """Policies by their canonical specifications, from a list in which a string may hold several.
 
     Semicolons separate specifications, and so do commas before a policy's name: "chain,talon:budget=60;eagle". "all"
-    stands for every policy with its default parameters.
+    means every policy with its default parameters.
 
     Raises:
         ConfigError: a policy or parameter does not exist, a value is out of range, or no policy is named.

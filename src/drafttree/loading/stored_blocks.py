@@ -77,7 +77,7 @@ class StoredWeight(Protocol):
 def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | None:
     """Why drafttree cannot multiply the blocks of a model on a device; None if it can."""
     if device.type != "cpu":
-        return f"nothing multiplies blocks on {device.type}"
+        return f"no kernel multiplies blocks on {device.type}"
     if kernels.native is None:
         return 'drafttree-native is not installed (pip install "drafttree[native]")'
     return why_not_known(config)

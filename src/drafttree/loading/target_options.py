@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from drafttree.core.errors import ConfigError, ModelError, unknown
 from drafttree.loading.int4.quantize import quantize_int4
-from drafttree.models import LossyWindow, Wants
+from drafttree.models import LossyWindow
+from drafttree.models.backend_choice import Wants
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import why_not_native
 from drafttree.models.quantization.quantize import quantize_head, quantize_int8
@@ -136,7 +137,7 @@ def apply_quantization(
     """
     original_megabytes = _megabytes(module)
     if quantize == INT4:
-        logger.info("%s: rounding to four bits, which `drafttree quantize` would keep for the next time", source)
+        logger.info("%s: rounding to four bits for this run only; `drafttree quantize` would keep the result", source)
         quantize_int4(module, tokenizer)
         quantize_head(module)
     else:
@@ -155,7 +156,7 @@ def check_sharding(size: Any, unsupported_options: Mapping[str, object]) -> None
 
     Args:
         size: the number of processes.
-        unsupported_options: options that a sharded target does not support, by name; None and False stand for unused.
+        unsupported_options: options that a sharded target does not support, by name; None and False mean unused.
 
     Raises:
         ConfigError: the number or an option cannot be used; the message names it.

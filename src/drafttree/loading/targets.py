@@ -1,4 +1,4 @@
-"""What the source of a target stands for: a model to load by its name, or a loaded model."""
+"""The parsed source of a target: a model to load by its name, or a loaded model."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -25,7 +25,8 @@ from drafttree.loading.target_options import (
     check_quantization,
     refuse_rounding,
 )
-from drafttree.models import Model, TargetModel, Wants
+from drafttree.models import Model, TargetModel
+from drafttree.models.backend_choice import Wants
 
 
 class TargetOptions(NamedTuple):
@@ -172,7 +173,7 @@ TargetSpec = NamedTarget | GivenTarget
 
 
 def parse_target(source: Any) -> TargetSpec:
-    """What the source of a target stands for; nothing is looked for yet.
+    """Parse the source of a target, without looking for files.
 
     Raises:
         ConfigError: the source is neither a name, a path nor a loaded model.
@@ -198,7 +199,7 @@ class LoadedTarget:
         tokenizer: the target's.
         quantize: how to quantise a language model that drafts; None for not at all, `BY_DEFAULT` for what is fastest.
         held: the drafters of language models that are loaded for this target, by path; new ones are added.
-        spec: what the target was loaded from; None if that is not known, or it is no transformers model.
+        spec: what the target was loaded from; None if that is not known, or it is not a transformers model.
     """
 
     model: Model
@@ -214,7 +215,7 @@ class LoadedTarget:
             drafter: the drafter, for the message.
 
         Raises:
-            ConfigError: the target is no transformers model, which models that draft need.
+            ConfigError: the target is not a transformers model, which models that draft need.
         """
         if not isinstance(self.model, TargetModel):
             raise ConfigError(

@@ -89,8 +89,8 @@ class TunedPolicy:
             )
         if digest != self.target.digest:
             raise ModelError(
-                f"{self.path} was tuned for {self.target.name!r}, and this target is another, of other weights, or "
-                "quantized otherwise; tune for it"
+                f"{self.path} was tuned for {self.target.name!r}, but this target is another model, has other "
+                "weights, or is quantized in another way; tune again for it"
             )
 
     def check_drafter(self, digest: str) -> None:
@@ -107,15 +107,15 @@ class TunedPolicy:
         if digest != self.drafter.digest:
             name = self.drafter.name
             raise ModelError(
-                f"{self.path} was tuned with {name!r}, and this drafter is another, of other weights, or quantized "
-                "otherwise; tune with it"
+                f"{self.path} was tuned with {name!r}, but this drafter is another model, has other weights, or is "
+                "quantized in another way; tune again with it"
             )
 
 
 def find_policy(policy: PolicyLike | TunedPolicy | Path | None) -> TreePolicy | TunedPolicy | None:
     """The policy of `make_policy`, or the tuned policy in a file, which is a path or a name that ends in ".json".
 
-    None stays None: it stands for the default, which depends on the verifier (`default_policy`).
+    None stays None: it means the default, which depends on the verifier (`default_policy`).
 
     Raises:
         ConfigError: the policy or a parameter does not exist, or a value is out of range.
@@ -136,9 +136,11 @@ def read_tuned(path: Path) -> TunedPolicy:
     """
     contents = read_json_file(path)
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
-        raise InputError(f"{path}: no tuned policy; {AGAIN}")
+        raise InputError(f"{path}: this is not a tuned policy; {AGAIN}")
     if (version := contents.get("version")) != VERSION:
-        raise InputError(f"{path}: a tuned policy of format version {version!r}, and {VERSION} is read here; {AGAIN}")
+        raise InputError(
+            f"{path}: a tuned policy in format version {version!r}, but this drafttree reads version {VERSION}; {AGAIN}"
+        )
     try:
         return _parse(contents, str(path))
     except ConfigError as error:
@@ -152,9 +154,14 @@ def check_save(path: Path) -> None:
         InputError: the file cannot be written, or its name does not end in ".json".
     """
     if path.suffix != TUNED:
-        raise InputError(f"--save {str(path)!r} does not end in {TUNED}, by which --policy knows it; name another")
+        raise InputError(
+            f"--save {str(path)!r} does not end in {TUNED}, by which --policy recognises a tuned policy; name "
+            "another file"
+        )
     if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--save {str(path)!r} cannot be written, because its folder does not exist; name another")
+        raise InputError(
+            f"--save {str(path)!r} cannot be written, because its folder does not exist; name another file"
+        )
 
 
 def _parse(contents: dict[str, Any], path: str) -> TunedPolicy:

@@ -48,7 +48,7 @@ MTP = re.compile(r"(.*\.)?(mtp|nextn)\w*\..*")
 TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
 """Names of tensors that models compute themselves, and that older versions saved."""
 EIGHT_BITS = {"I8", "U8", "F8_E4M3", "F8_E5M2"}
-"""Safetensors' names of eight-bit dtypes, whose codes stand for weights only with their scales."""
+"""Safetensors' names of eight-bit dtypes, whose codes give weights only with their scales."""
 SHOWN = 4
 """The most tensor names that a message shows; names that differ only in numbers count once."""
 
@@ -99,7 +99,7 @@ def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
         dtypes = " and ".join(sorted(set(codes.values())))
         raise ModelError(
             f"the weights of {str(files.source)!r} are stored in eight bits ({dtypes}: {shortened(codes.keys())}), and "
-            "neither scales nor a quantization_config say what they stand for; take the files that they were published "
+            "neither scales nor a quantization_config say what they mean; take the files that they were published "
             "with, or weights that are not quantised"
         )
 
@@ -172,7 +172,7 @@ def _refuse_layers(files: ModelFiles, model: PreTrainedModel, names: Iterable[st
     entry_count = 1 + max(index for name, index in extra_entries if name == list_name)
     field = _count_field(model, length)
     mismatch = f"{list_name[1:]} has {entry_count} entries in the files, and {field} is {length}"
-    advice = "correct it, or save the model that was cut anew"
+    advice = "correct it, or save the pruned model again"
     raise ModelError(f"the weights of {str(files.source)!r} do not fit its config.json: {mismatch}; {advice}")
 
 

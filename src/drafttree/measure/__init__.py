@@ -1,4 +1,4 @@
-"""Measurements: prompts, ways that run on them by turns, records of texts, and numbers with intervals.
+"""Measurements: prompts, ways that run on them alternately, records of texts, and numbers with intervals.
 
 Names are imported lazily, so that prompts and names of methods can be read before numpy, scipy and torch are imported.
 
@@ -6,7 +6,7 @@ Names are imported lazily, so that prompts and names of methods can be read befo
 - `method`: a drafter, a policy and a verifier by one specification; `method_decoders`: the decoders of methods.
 - `reference`: transformers' own `generate` on the same weights.
 - `inflation` and `shapes`: the function of a small target at the cost of a larger one.
-- `driver`: ways x prompts x repeats, by turns; `run_store`: finished runs, which let an interrupted command continue.
+- `driver`: ways x prompts x repeats; `run_store`: finished runs, which let an interrupted command continue.
 - `record`: rounds in columns; `law`: the terms of the speed-up; `interval` and `table`: how figures are shown.
 """
 

@@ -1,4 +1,4 @@
-"""The driver of all experiments: runs ways x prompts x repeats by turns, and stores each result at once."""
+"""The driver of all experiments: runs ways x prompts x repeats alternately, and stores each result at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cache, partial

@@ -26,7 +26,8 @@ from drafttree.loading.load import load
 from drafttree.loading.target_options import BY_DEFAULT, NONE, apply_quantization, check_quantization
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.shapes import Shape, find_shape
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 
 NOISE = 1 << 20
 """Number of random values that are drawn; added weights repeat them."""

@@ -15,7 +15,7 @@ from drafttree.measure.record import columns
 LEAST_TOKENS = 1.02
 """The least tokens per pass, tau, of texts with drafts; below it, both texts are in effect plain decoding."""
 LEAST_COST, MOST_COST = 0.85, 1.15
-"""Bounds of the cost of a pass over one row, in plain passes; outside them, other work disturbed the times."""
+"""Bounds of the cost of a pass over one row, in plain passes; outside them, other programs disturbed the times."""
 FEWEST = 3
 """The fewest passes over one row for a median."""
 
@@ -32,7 +32,7 @@ class SpeedupLaw:
         h: host share: all other time of a round, in plain target passes.
         h0: host share of plain decoding.
         measured: ratio of tokens per second, prompts included.
-        decoding: ratio of tokens per second of decoding, without prompts; the law predicts this one.
+        decoding: ratio of tokens per second of decoding, without prompts; the law predicts this ratio.
     """
 
     tau: float
@@ -88,7 +88,7 @@ class SpeedupLaw:
 
 @dataclass(frozen=True)
 class LimitingFactor:
-    """The term whose ideal value would raise R most.
+    """The term that would raise R most if it were perfect.
 
     Attributes:
         factor: "acceptance", "verification", "drafting", "overhead", or "nothing" if no term could be better with trees
@@ -107,14 +107,14 @@ class LimitingFactor:
         possible_tokens = 1 + speculative.mean_levels
         if possible_tokens == 1:
             return cls(
-                "acceptance", law.predicted, "acceptance limits the gain: nothing was drafted; try another drafter"
+                "acceptance", law.predicted, "Acceptance limits the gain: nothing was drafted; try another drafter."
             )
         paused_rounds = sum(not round_.levels for round_ in speculative.rounds)
         if 2 * paused_rounds > len(speculative.rounds):
             sentence = (
-                f"nothing was drafted in {paused_rounds} of {len(speculative.rounds)} rounds, where it did not pay"
+                f"in {paused_rounds} of {len(speculative.rounds)} rounds nothing was drafted, because it did not pay"
             )
-            return cls("acceptance", law.predicted, f"acceptance limits the gain: {sentence}; try another drafter")
+            return cls("acceptance", law.predicted, f"Acceptance limits the gain: {sentence}; try another drafter.")
         ideals = {
             "acceptance": replace(law, tau=possible_tokens).predicted,
             "verification": replace(law, v=1.0).predicted,
@@ -123,9 +123,9 @@ class LimitingFactor:
         }
         factor = max(ideals, key=ideals.__getitem__)
         if ideals[factor] <= law.predicted:
-            return cls("nothing", law.predicted, "nothing limits the gain with trees of this depth; try a deeper one")
-        potential = f"(without that, {ideals[factor]:.2f} times plain decoding)"
-        sentence = f"{factor} limits the gain: {_advice(law, possible_tokens)[factor]} {potential}"
+            return cls("nothing", law.predicted, "Nothing limits the gain with trees of this depth; try deeper trees.")
+        potential = f"(without this limit: {ideals[factor]:.2f} times plain decoding)"
+        sentence = f"{factor.capitalize()} limits the gain: {_advice(law, possible_tokens)[factor]} {potential}."
         return cls(factor, ideals[factor], sentence)
 
 
@@ -134,7 +134,7 @@ def _advice(law: SpeedupLaw, possible_tokens: float) -> dict[str, str]:
     return {
         "acceptance": (
             f"a round yields {law.tau:.1f} of {possible_tokens:.1f} possible tokens; "
-            "a drafter trained on such text would help"
+            "a drafter that was trained on such text would help"
         ),
         "verification": f"scoring a tree costs {law.v:.2f} plain passes; a smaller budget would help",
         "drafting": (
@@ -184,7 +184,7 @@ class Speedup:
         drafted = self.drafted
         if self.drafts_nothing:
             reason = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
-            return f"No ratio: {reason} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
+            return f"No speed-up shown: {reason} ({drafted.mean_accepted_tokens:.2f} tokens per target pass)."
         single_row_seconds = [round_.target_seconds for round_ in drafted.rounds if round_.nodes == 1]
         plain_seconds = [round_.target_seconds for round_ in self.plain.rounds]
         row_ratio = pass_ratio = 1.0

@@ -198,7 +198,7 @@ def _from_json(line: str, excerpt: int | None) -> Example:
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
-        raise ValueError("not JSON of a prompt (nested too deeply)") from None
+        raise ValueError("nested too deeply for a prompt") from None
     if not isinstance(entry, dict):
         raise ValueError(f"not an object but {type(entry).__name__}")
     turns = entry.get("turns")

@@ -14,7 +14,7 @@ TAIL, PERIOD = 48, 16
 
 
 def columns(rounds: Iterable[TextRound] | Iterable[EngineRound]) -> np.recarray:
-    """Rounds of one class as rows, with a column for each number of the class; NaN stands for None."""
+    """Rounds of one class as rows, with a column for each number of the class; NaN means None."""
     rows = list(rounds)
     round_class = type(rows[0]) if rows else TextRound
     names = [field.name for field in fields(round_class) if field.type in (int, float, float | None)]

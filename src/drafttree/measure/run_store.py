@@ -120,7 +120,7 @@ class RunStore:
         if not (folder / COMMAND).exists():
             new_path = folder / f"{COMMAND}.new"
             if any(path != new_path for path in folder.iterdir()):
-                raise _refusal(folder, "holds something else than runs of drafttree")
+                raise _refusal(folder, "holds files that are not runs of drafttree")
             new_path.write_text(json.dumps(command, indent=1), encoding="utf-8")
             new_path.replace(folder / COMMAND)
         stored_command = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def _read(folder: Path, text: str) -> dict[str, Any]:
     except ValueError:
         contents = None
     if not isinstance(contents, dict):
-        raise _refusal(folder, "holds something else than runs of drafttree")
+        raise _refusal(folder, "holds files that are not runs of drafttree")
     return contents
 
 

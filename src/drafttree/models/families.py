@@ -555,7 +555,7 @@ def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _joined(submodule: Any, joined_name: str, *names: str) -> list[Any]:
-    """The linear layers of one input: the joined layer if the family has one (Phi-3), else those of these names."""
+    """The linear layers that read the same input: `joined_name` if the family has it (Phi-3), else those of `names`."""
     if hasattr(submodule, joined_name):
         return [getattr(submodule, joined_name)]
     return [getattr(submodule, name) for name in names]

@@ -74,7 +74,7 @@ class Copied(Protocol):
 
 
 class StagingRing:
-    """Buffers of pinned memory from which arrays are copied to a device, used in turns.
+    """Buffers of pinned memory from which arrays are copied to a device, used one after the other.
 
     A copy may run long after the host has gone on. So a buffer is written again only when the copy from it has ended.
     With two buffers, the host waits only if it is two passes ahead of the device.

@@ -47,7 +47,7 @@ def norm_of(norm: Any, width: int = 0) -> Norm | None:
     offset = _offset(norm, scale)
     epsilon = _epsilon(norm)
     if offset is None or epsilon is None:
-        raise AttributeError(f"{type(norm).__name__} is no norm that is known")
+        raise AttributeError(f"{type(norm).__name__} is not a known norm")
     return Norm(weight + offset, None, float(epsilon), False)
 
 

@@ -15,7 +15,7 @@ from drafttree.models.host_copies import send
 LONGEST_KEPT = 512
 """Masks of chains of up to this many nodes are kept for later passes."""
 BEFORE_NORM = -1
-"""Among `hidden_layers`, stands for the input of the last norm."""
+"""Among `hidden_layers`, means the input of the last norm."""
 
 
 class Segment(NamedTuple):

@@ -64,8 +64,8 @@ class TargetModel:
         if self.context and configured_context and self.context < configured_context:
             class_name = type(module).__name__
             logger.warning(
-                "%s is used up to LongRoPE's original context of %d tokens, not to %d: beyond it, its own texts depend "
-                "on where a prompt ended, as keys keep the frequencies they were read with",
+                "%s is limited to LongRoPE's original context of %d tokens instead of %d: beyond it, the model's "
+                "own texts depend on where the prompt ended, since keys keep the frequencies they were computed with",
                 class_name,
                 self.context,
                 configured_context,
@@ -127,7 +127,7 @@ class TargetModel:
         """Limit each prompt and its text to this many tokens together.
 
         Raises:
-            ConfigError: `tokens` is no whole number of at least 2, or more than `own_context`.
+            ConfigError: `tokens` is not a whole number of at least 2, or more than `own_context`.
         """
         check_count("max_model_len", tokens, minimum=2)
         if self.own_context is not None and tokens > self.own_context:
@@ -164,7 +164,7 @@ class TargetModel:
         self.tensor_parallel_size = tensor_parallel_size(module)
         self.unseen = self._selected.unseen
         if self.unseen:
-            logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
+            logger.info("no KV cache is reused by default: %s may have state that cannot be compared", self.unseen)
         self.nbytes = sum(weight.nbytes for weight in [*module.parameters(), *quantized_scales(module)])
         self._log_backend()
 

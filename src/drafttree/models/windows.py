@@ -32,7 +32,7 @@ class Span(NamedTuple):
     chunk: int | None = None
 
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
-        """Bool: which keys a token does not attend to, by its position and the keys'. Not for `EVERYTHING`."""
+        """Bool mask of the keys outside a token's window, by its position and the keys'. Not for `EVERYTHING`."""
         if self.chunk is not None:
             return own // self.chunk != keys // self.chunk
         return own - keys >= (self.window or 0)
@@ -83,7 +83,7 @@ class LossyWindow(NamedTuple):
         return rows <= self.rows
 
     def hides(self, own: Tensor, keys: Tensor) -> Tensor:
-        """Bool: which keys a token does not attend to, by its position and the keys'."""
+        """Bool mask of the keys outside a token's window, by its position and the keys'."""
         return (own - keys >= self.size) & (keys >= self.sinks)
 
 

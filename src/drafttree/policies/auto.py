@@ -23,14 +23,14 @@ class Auto(TreePolicy):
     `budget`, `depth` and `children` only bound the work; the costs decide.
     """
 
-    source: ClassVar[str] = "the speed-up law R = tau (1 + h0) / (v + c delta + h), maximised as by Dinkelbach (1967)"
+    source: ClassVar[str] = "the law R = tau (1 + h0) / (v + c delta + h), solved with Dinkelbach's method (1967)"
     reranks: ClassVar[bool] = True
     uses_costs: ClassVar[bool] = True
 
-    depth: int = Field(default=24, ge=1, le=256, description="levels drafted at most")
-    children: int = Field(default=10, ge=1, le=4096, description="children of a node at most")
-    budget: int = Field(default=64, ge=1, le=4096, description="nodes of the tree at most, root included")
-    flat: bool = Field(default=False, description="a chain with two nodes on level 1 at most, for flat drafters")
+    depth: int = Field(default=24, ge=1, le=256, description="maximum number of drafted levels")
+    children: int = Field(default=10, ge=1, le=4096, description="maximum number of children per node")
+    budget: int = Field(default=64, ge=1, le=4096, description="maximum number of nodes, root included")
+    flat: bool = Field(default=False, description="for flat drafters: a chain with up to two nodes on level 1")
 
     @property
     def branches(self) -> bool:

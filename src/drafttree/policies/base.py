@@ -23,7 +23,7 @@ from drafttree.core.tree import DraftTree, Layer, Proposal
 
 @dataclass(frozen=True)
 class TextContext:
-    """What a policy is told when a text begins.
+    """What a policy gets when a text begins.
 
     Attributes:
         costs: costs of the target and the drafter, None unless the policy `uses_costs`.
@@ -65,11 +65,11 @@ class TreePolicy(BaseModel):
     Attributes:
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child. A class attribute or a property.
-        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
-        presets: parameters by the name of a setting, such as that of a paper: `dynatree:paper,budget=64`.
+        reranks: whether trees grow past the budget, and finished trees are cut to their best `budget` nodes.
+        presets: named sets of parameters, such as those of a paper: `dynatree:paper,budget=64`.
         uses_costs: whether measured costs limit its trees, even in texts that are written alone; the policy gets them
             in a `TextContext`.
-        budget: nodes of the tree at most, the root included.
+        budget: maximum number of nodes of a tree, the root included.
 
     Raises:
         ConfigError: a parameter does not exist or its value is out of range.
@@ -81,7 +81,7 @@ class TreePolicy(BaseModel):
     uses_costs: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
-    budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree at most, root included")
+    budget: int = Field(default=60, ge=1, le=4096, description="maximum number of nodes, root included")
 
     def __init__(self, *values: object, **parameters: object) -> None:
         if values:
@@ -118,10 +118,10 @@ class TreePolicy(BaseModel):
         return self.uses_costs
 
     def form_for(self, proposal: Proposal, *, chain: bool) -> "TreePolicy | None":
-        """The form of the policy that grows trees for a kind of verifier, None if there is none.
+        """The variant of the policy that grows trees for a kind of verifier; None if there is none.
 
-        A tree must keep every child that was drawn. So a policy that drops nodes at the end has no form for drawn
-        trees, unless one of its forms fixes all limits before the draws.
+        A tree must keep every child that was drawn. So a policy that drops nodes at the end has no variant for drawn
+        trees, unless one of its variants fixes all limits before the draws.
 
         Args:
             proposal: how the children of the trees are chosen.
@@ -131,7 +131,7 @@ class TreePolicy(BaseModel):
         return None if dropping or (chain and self.branches) else self
 
     def candidates(self, depth: int) -> int:
-        """The number of a frontier node's best candidates that `keep` needs to see on a level."""
+        """How many of a frontier node's best candidates `keep` needs to see on a level."""
         return max(self.budget - 1, 1)
 
     def levels(self) -> int | None:
@@ -142,7 +142,7 @@ class TreePolicy(BaseModel):
         """The state of a text before its first round; None for a policy that learns nothing."""
 
     def wants_draft(self, state: Any, session: object) -> bool:
-        """Whether to draft in a text's next round; if not, the drafter is not asked, and one token is decoded.
+        """Whether to draft in a text's next round; if not, one token is decoded without the drafter.
 
         Args:
             state: the text's state.
@@ -156,7 +156,7 @@ class TreePolicy(BaseModel):
         raise NotImplementedError
 
     def expand(self, layer: Layer) -> Array | None:
-        """Bool of the same shape as of `keep`: which kept candidates are expanded; None for all."""
+        """Bool of the same shape as `keep` returns: which kept candidates are expanded; None for all."""
 
     def score(self, layer: Layer) -> Array:
         """`[frontier, candidates]` scores by which budget cuts and re-ranking choose; never above the parent's."""

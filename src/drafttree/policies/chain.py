@@ -16,7 +16,7 @@ class Chain(TreePolicy):
     source: ClassVar[str] = "Leviathan et al. 2023, Algorithm 1"
 
     depth: int = Field(default=5, ge=1, le=256, description="tokens drafted per round (K)")
-    budget: int = Field(default=257, ge=1, le=4096, description="nodes of the tree at most, root included")
+    budget: int = Field(default=257, ge=1, le=4096, description="maximum number of nodes, root included")
 
     @property
     def branches(self) -> bool:

@@ -45,9 +45,9 @@ class DynaTree(TreePolicy):
 
     Breadth: a confident node (at least `high`) gets `min_breadth` children, an unsure one (below `low`) gets
     `max_breadth`, any other `mid_breadth`. Depth: a node of level d is expanded while its path probability reaches
-    `stop_below`; from level `base_depth` on it must exceed `deep_above`. History: after each round the mean share of
-    drafted levels that were accepted moves `base_depth` and `high` in proportion to its distance from `target`.
-    Each of the three can be switched off; without breadth every node gets `mid_breadth` children, without depth every
+    `stop_below`; from level `base_depth` on it must exceed `deep_above`. History: after each round, `base_depth` and
+    `high` move in proportion to the distance between `target` and the mean share of drafted levels that were accepted.
+    Each of the three can be switched off. Without breadth, every node gets `mid_breadth` children; without depth, every
     path ends at `base_depth`.
 
     The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps that
@@ -58,7 +58,7 @@ class DynaTree(TreePolicy):
     and `budget` N_max + 1 grow its tree. The preset `paper` is this tree with D0 = 5, D_max = 8 and N_max = 256. The
     authors' code counts that root as level 1: its tree has `base_depth` D0, `max_depth` D_max and `budget` N_max + 1.
 
-    Where a level meets the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as
+    If a level exceeds the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as
     paper and code do. `per_prompt=True` is the authors' history rule: `base_depth`, `high` and `deep_above` change only
     between texts. They move by one step (`depth_rate`, `high_rate` and 0.05) if the mean share of the last `window`
     texts is more than 0.1 from `target`. The share of a text is its tokens per round, bonus included, over
@@ -74,29 +74,33 @@ class DynaTree(TreePolicy):
     base_depth: float = Field(
         default=5, ge=1, le=64, description="levels that are always drafted, unless the path is improbable (D0)"
     )
-    max_depth: int = Field(default=8, ge=1, le=64, description="levels drafted at most (D_max)")
+    max_depth: int = Field(default=8, ge=1, le=64, description="maximum number of drafted levels (D_max)")
     min_breadth: int = Field(default=1, ge=1, le=64, description="children of a confident node (B_min)")
     mid_breadth: int = Field(default=2, ge=1, le=64, description="children of any other node (B_mid)")
     max_breadth: int = Field(default=3, ge=1, le=64, description="children of an unsure node (B_max)")
-    high: float = Field(default=0.9, ge=0, le=1, description="confidence of a confident node (tau_h)")
+    high: float = Field(default=0.9, ge=0, le=1, description="confidence from which a node is confident (tau_h)")
     low: float = Field(default=0.4, ge=0, le=1, description="confidence below which a node is unsure (tau_l)")
-    stop_below: float = Field(default=0.1, ge=0, le=1, description="path probability to expand (rho_stop)")
-    deep_above: float = Field(default=0.5, ge=0, le=1, description="path probability to go deep (rho_deep)")
-    prune_below: float = Field(default=0.05, ge=0, le=1, description="path probability to expand (tau)")
+    stop_below: float = Field(
+        default=0.1, ge=0, le=1, description="path probability below which a node is not expanded (rho_stop)"
+    )
+    deep_above: float = Field(
+        default=0.5, ge=0, le=1, description="path probability above which levels beyond D0 are drafted (rho_deep)"
+    )
+    prune_below: float = Field(default=0.05, ge=0, le=1, description="the same, also with depth=false (tau)")
     breadth: bool = Field(default=True, description="adapt the breadth")
     depth: bool = Field(default=True, description="adapt the depth")
     history: bool = Field(default=True, description="adapt base_depth and high to past rounds")
     per_prompt: bool = Field(default=False, description="adapt between texts, by the authors' rule")
-    window: int = Field(default=10, ge=1, le=10_000, description="rounds of history, or texts (W)")
-    target: float = Field(default=0.7, ge=0, le=1, description="wanted share of what is drafted (a*)")
+    window: int = Field(default=10, ge=1, le=10_000, description="past rounds that count; with per_prompt, texts (W)")
+    target: float = Field(default=0.7, ge=0, le=1, description="wanted share of drafted levels that are accepted (a*)")
     token_share: bool = Field(
-        default=False, description="count drafted tokens in that share, as the paper says, not levels"
+        default=False, description="let target be a share of drafted tokens, not of levels, as the paper says"
     )
     depth_rate: float = Field(default=1.0, ge=0, le=64, description="how fast base_depth adapts (eta_D)")
     high_rate: float = Field(default=0.05, ge=0, le=1, description="how fast high adapts (eta_h)")
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1, as the paper does")
     first_come: bool = Field(default=False, description="spend the budget in order of creation, as the paper does")
-    budget: int = Field(default=256, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
+    budget: int = Field(default=256, ge=1, le=4096, description="maximum number of nodes, root included (N_max)")
 
     @model_validator(mode="after")
     def _check(self) -> "DynaTree":
@@ -105,7 +109,7 @@ class DynaTree(TreePolicy):
         if self.low > self.high:
             raise ValueError(f"low {self.low:g} exceeds high {self.high:g}")
         if self.token_share and self.per_prompt:
-            raise ValueError("per_prompt has the share of the authors' code; leave token_share out")
+            raise ValueError("per_prompt computes the share as the authors' code does; leave token_share out")
         return self
 
     @property

@@ -19,7 +19,7 @@ class DySpec(TreePolicy):
     source: ClassVar[str] = "DySpec (arXiv 2410.11744), Algorithm 1"
     reranks: ClassVar[bool] = True
 
-    depth: int = Field(default=16, ge=1, le=64, description="drafted levels at most; none in the paper")
+    depth: int = Field(default=16, ge=1, le=64, description="maximum number of drafted levels; no limit in the paper")
     budget: int = Field(default=64, ge=1, le=4096, description="nodes of the final tree, root included")
 
     def levels(self) -> int:

@@ -11,19 +11,22 @@ from drafttree.policies.base import TreePolicy, creation_scores
 class Fixed(TreePolicy):
     """A tree of fixed depth and breadth that does not expand improbable nodes: DynaTree, first version.
 
-    The paper drafts its root as the drafter's single best token, and counts depth D from there. `level1_top1=True`,
-    `depth` D + 1 and `budget` N_max + 1, since ours counts the committed token too, are its tree. Where a level meets
-    the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as the paper does.
+    The paper drafts its root as the drafter's single best token, and counts depth D from there. Its tree has
+    `level1_top1=True`, `depth` D + 1 and `budget` N_max + 1, since our budget counts the committed token too. If a
+    level exceeds the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as the
+    paper does.
     """
 
     source: ClassVar[str] = "DynaTree v1, Algorithm 1"
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted levels (D)")
     breadth: int = Field(default=3, ge=1, le=64, description="children of every expanded node (B)")
-    threshold: float = Field(default=0.03, ge=0, le=1, description="path probability to expand a node (tau)")
+    threshold: float = Field(
+        default=0.03, ge=0, le=1, description="lowest path probability of a node that is expanded (tau)"
+    )
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1")
     first_come: bool = Field(default=False, description="spend the budget in order of creation, as the paper does")
-    budget: int = Field(default=128, ge=1, le=4096, description="nodes of the tree at most, root included (N_max)")
+    budget: int = Field(default=128, ge=1, le=4096, description="maximum number of nodes, root included (N_max)")
 
     def candidates(self, depth: int) -> int:
         return 1 if self.level1_top1 and depth == 1 else self.breadth

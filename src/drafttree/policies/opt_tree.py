@@ -18,8 +18,10 @@ class OptTree(TreePolicy):
     source: ClassVar[str] = "OPT-Tree (arXiv 2406.17276), Algorithm 1"
     reranks: ClassVar[bool] = True
 
-    threshold: float = Field(default=0.5, ge=0, le=10, description="growth in expected tokens worth a level (delta)")
-    depth: int = Field(default=10, ge=1, le=64, description="drafted levels at most")
+    threshold: float = Field(
+        default=0.5, ge=0, le=10, description="growth in expected tokens that makes another level worthwhile (delta)"
+    )
+    depth: int = Field(default=10, ge=1, le=64, description="maximum number of drafted levels")
     budget: int = Field(default=51, ge=1, le=4096, description="nodes of the final tree, root included")
 
     def levels(self) -> int:

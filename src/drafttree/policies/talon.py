@@ -19,9 +19,13 @@ class Talon(TreePolicy):
     source: ClassVar[str] = "TALON (arXiv 2601.07353), equations 4 and 5"
 
     width: int = Field(default=10, ge=1, le=4096, description="nodes of a robust level (K)")
-    margin: float = Field(default=0.03, ge=0, le=1, description="share of the level's best path probability (mu)")
+    margin: float = Field(
+        default=0.03, ge=0, le=1, description="share of the level's best path probability that a node must reach (mu)"
+    )
     robust: int = Field(default=1, ge=0, le=3, description="first levels that take the `width` best candidates (k)")
-    depth: int | None = Field(default=None, ge=1, le=4096, description="levels at most; none in the paper")
+    depth: int | None = Field(
+        default=None, ge=1, le=4096, description="maximum number of drafted levels; no limit in the paper"
+    )
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree, root included (N)")
 
     def levels(self) -> int | None:

@@ -38,7 +38,7 @@ class Template(TreePolicy):
 
     tree: str = Field(default="eagle-sparse", description=f"{', '.join(SHIPPED)} or binary-D; ignored with paths")
     paths: tuple[Path, ...] | None = Field(default=None, description="own tree, such as 0+1+0.0+0.1+0.0.0")
-    budget: int = Field(default=4096, ge=1, le=4096, description="nodes of the tree at most, root included")
+    budget: int = Field(default=4096, ge=1, le=4096, description="maximum number of nodes, root included")
 
     @field_validator("paths", mode="before")
     @classmethod
@@ -97,7 +97,7 @@ class Template(TreePolicy):
 class _Tables:
     """A template's decisions by path, the root's first, and child rank, `[1 + paths, children]`.
 
-    Policies are compared by all they hold, so this is no tuple: comparing its arrays would give arrays.
+    Policies are compared by all they hold, so this is not a tuple: comparing its arrays would give arrays.
 
     Attributes:
         children: the index of the child in the list of paths; -1 for none.

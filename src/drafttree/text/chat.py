@@ -22,7 +22,7 @@ CALL = "call"
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether this is a list of messages. The output of a tokenizer, which is a mapping too, is no message."""
+    """Whether this is a list of messages. The output of a tokenizer, which is a mapping too, is not a message."""
     first_message = prompt[0] if isinstance(prompt, list | tuple) and prompt else None
     return isinstance(first_message, Mapping) and "input_ids" not in first_message
 
@@ -47,7 +47,7 @@ def render_chat(
             content as text, or in parts if it shows only parts, and their other keys as they are.
         tokenizer: a tokenizer of transformers, with a chat template.
         context: as for `drafttree.text.prompt.encode`.
-        first_number: the number of the first message in errors; 0 if it tells of tools, before the client's own
+        first_number: the number of the first message in errors; 0 if it describes tools, before the client's own
             messages.
         marked: the control tokens, if they were marked in messages and variables to stay text; None if they become
             tokens.
@@ -89,7 +89,7 @@ def _rendered(
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
     if goes_on and not any(message_texts[-1]):
-        raise InputError("the last message has no content that continue_final_message could go on with")
+        raise InputError("the last message has no content that continue_final_message could continue")
 
     def render(shaped: Sequence[Message]) -> str:
         options = {**variables}
@@ -119,7 +119,7 @@ def _is_about_calls(message: Message) -> bool:
 
 
 def _no_tools(tokenizer: Any, template: str | None = None) -> list[Any] | None:
-    """The value of `tools` if there are none: an empty list for the template `TOOL_USE`, which iterates over them.
+    """The value of `tools` in a chat without tools: [] for the template `TOOL_USE`, which iterates over it, else None.
 
     If no template is given and the tokenizer has that one, the list also makes transformers choose it.
     """
@@ -227,7 +227,7 @@ def turn_end(tokenizer: Any) -> str | None:
         user_message = {"role": "user", "content": _content(template, "user", [question])}
         assistant_message = {"role": "assistant", "content": _content(template, "assistant", [answer])}
         text = tokenizer.apply_chat_template([user_message, assistant_message, user_message], tokenize=False)
-    except Exception:  # as above; what is wrong is told where an answer is wanted
+    except Exception:  # as above; the error is reported where an answer is wanted
         return None
     separator = text.partition(answer)[2].partition(question)[0].rstrip()
     is_special = any(token in separator for token in special_tokens(tokenizer).values())
@@ -275,8 +275,8 @@ def _shaped(number: int, message: Message, texts: Sequence[str], template: _Temp
     form = _form(template, role)
     if form is None and any(texts):
         raise InputError(
-            f"the chat template leaves out what message {number} says, as all content of the role {role!r}; use "
-            "another chat template or role"
+            f"the chat template leaves out what message {number} says, as it does for all messages of the role "
+            f"{role!r}; use another chat template or role"
         )
     call_text = "hello" if any(texts) else ""
     if message.get("tool_calls") and _form(template, CALL, call_text) is None:
@@ -308,7 +308,7 @@ def _check_shown(
         if _word(index) not in text:
             raise InputError(
                 f"the chat template leaves out what message {index + first_number} says, since it shows the role "
-                f"{messages[index]['role']!r} at one place alone; say all of that in the first message"
+                f"{messages[index]['role']!r} in one place only; put all of that into the first message"
             )
     for index in call_indices:
         for number in range(len(messages[index]["tool_calls"])):
@@ -360,7 +360,7 @@ def _failure(
             else:
                 passing_count = middle_count
         number = failing_count - 1 + first_number
-        message_name = f"message {number}" if number else "the message that tells of the tools"
+        message_name = f"message {number}" if number else "the message that describes the tools"
         subject = f"{message_name} (role {messages[failing_count - 1]['role']!r})"
     reason = " ".join(str(error).split())
     if type(error).__name__ == "TemplateError":  # jinja2's own kinds are subclasses

@@ -40,7 +40,7 @@ FIXED = {
     "role": ROLES,
     "type": ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null"),
 }
-"""Values of some entries that stay as they are, since they are no text: a template writes a role between tokens."""
+"""Values of some entries that stay as they are, since they are not text: a template writes a role between tokens."""
 LOOKED_FOR = re.compile(
     r"""(?:split|startswith|endswith)\(\s*(?:'([^']+)'|"([^"]+)")|(?:'([^']+)'|"([^"]+)")\s+(?:not\s+)?in\b"""
 )
@@ -86,7 +86,7 @@ class ControlTokens:
         try:
             return self._kept(value)
         except RecursionError:
-            raise InputError("what a message or a tool says is nested too deeply; send less") from None
+            raise InputError("a message or a tool is nested too deeply; send fewer levels") from None
 
     def plain(self, text: str) -> str:
         """Return a text without its marks."""
@@ -105,7 +105,8 @@ class ControlTokens:
         for index in ids:
             if index in self._spelled:
                 raise InputError(
-                    f"the tokenizer has no other tokens for the text {self._spelled[index]!r}; leave it out"
+                    f"the tokenizer cannot write {self._spelled[index]!r} without that control token; leave the text "
+                    "out"
                 )
         return [self._ids.get(index, index) for index in ids]
 

@@ -136,7 +136,7 @@ class Detokenizer:
         """End the text, and decode all tokens at once."""
         if self._stop:
             spans, _ = self._read_ahead(len(self._characters), final=True)
-            self._cut_in(spans)  # what might have become a mark is none
+            self._cut_in(spans)  # what might have become a mark did not
         decoded_text = self._decode(self._before + self._pushed + self._waiting)
         text = decoded_text[_shared_length(self._decode(self._before), decoded_text) :]
         cut_index = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
@@ -202,7 +202,7 @@ class Detokenizer:
         self._settled = max(self._settled, len(self._characters) - unsettled_count)
 
     def _add_byte(self, byte: int) -> None:
-        """Decode a token that stands for a byte.
+        """Decode a token that represents a byte.
 
         If a run of such tokens is not UTF-8, all of them become U+FFFD. So none is settled before another token ends
         the run.
@@ -325,8 +325,8 @@ def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = 
         for token_text in special_texts:
             if token_text and token_text in string:
                 raise ConfigError(
-                    f"the stop string {string!r} has the special token {token_text!r} in it, which no text has; "
-                    f"give {token_text!r} alone, or the text beside it"
+                    f"the stop string {string!r} contains the special token {token_text!r}, which never appears in a "
+                    f"text; give {token_text!r} alone, or the text beside it"
                 )
 
 

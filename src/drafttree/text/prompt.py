@@ -39,10 +39,10 @@ def encode(
     Raises:
         ContextError: if the prompt has too many characters for the context.
         InputError: if the prompt is empty, no prompt, outside the vocabulary, needs a tokenizer or a chat template that
-            is missing, or is to be sanitized and is no conversation.
+            is missing, or is to be sanitized and is not a conversation.
     """
     if sanitize and not is_conversation(prompt):
-        raise InputError("sanitize_control_tokens is for conversations; the control tokens of this prompt are its own")
+        raise InputError("sanitize_control_tokens applies only to conversations; leave it out for a prompt")
     if is_conversation(prompt):
         sanitizer = control_tokens(tokenizer) if sanitize else None
         messages = cast(Sequence[Message], sanitizer.kept(prompt) if sanitizer else prompt)
@@ -54,7 +54,7 @@ def encode(
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         if not all(_single_row(prompt.get("attention_mask", []))):
-            raise InputError("the tokenizer's output holds padding; leave it out")
+            raise InputError("the tokenizer's output contains padding; tokenize without padding")
         prompt = _single_row(prompt["input_ids"])
     if isinstance(prompt, bytes | bytearray):
         raise InputError(f"a prompt is text or token ids, not {type(prompt).__name__}; decode it first")

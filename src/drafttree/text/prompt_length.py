@@ -46,10 +46,10 @@ def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
 
 @lru_cache(maxsize=4)
 def longest_token(tokenizer: Any) -> int | None:
-    """The most characters of a text that one token can stand for, without whitespace beside special tokens.
+    """The most characters of a text that one token can represent, without whitespace beside special tokens.
 
     Returns:
-        That number, or None if a token may stand for any number of characters, since the tokenizer drops characters or
+        That number, or None if a token may represent any number of characters, since the tokenizer drops characters or
         has one token for everything unknown.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -35,7 +35,7 @@ def unfinished(text: str, strings: Iterable[str]) -> int:
 
 
 class StopScope:
-    """Follows a text as it grows, and tells in which parts of it stop strings apply.
+    """Follows a text as it grows, and finds in which parts of it stop strings apply.
 
     Args:
         stretches: the stretches in which stop strings do not apply.

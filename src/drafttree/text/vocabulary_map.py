@@ -26,7 +26,7 @@ class Marks(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """What a token stands for.
+    """The meaning of a token.
 
     Attributes:
         text: its bytes; one token may have only a part of a character.
@@ -142,7 +142,7 @@ class VocabularyMap:
         """Translate a part of a text into the draft model's tokens.
 
         Each twin becomes its counterpart. The tokens between two twins are joined, and the draft tokenizer encodes
-        their text; if it is no text, or the ids spell another one, the longest tokens that fit are taken.
+        their text; if it is not a text, or the ids spell another one, the longest tokens that fit are taken.
 
         Returns:
             The ids, at least one for any text, and for every token of the target the number of ids that are known from

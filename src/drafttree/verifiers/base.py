@@ -28,10 +28,10 @@ class Verifier:
 
     Attributes:
         source: the paper and the equation or algorithm number.
-        proposal: how the children of the trees it is given are chosen.
-        accepts: every kind of tree it is lossless for.
+        proposal: how the children in its trees are chosen.
+        accepts: every kind of tree for which it is lossless.
         lossless: whether the text follows the target's distribution.
-        chains_only: whether it judges trees without branches only.
+        chains_only: whether it judges only trees without branches.
 
     Raises:
         ConfigError: this verifier does not serve that sampling.
@@ -65,7 +65,7 @@ class Verifier:
     def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         """Change the drafter's logits `[frontier, vocab]` of a level before the policy sees them.
 
-        Columns beyond the target's vocabulary stand for tokens that are not drafted. They are kept.
+        Columns beyond the target's vocabulary belong to tokens that are not drafted. They are not changed.
         """
         return logits
 
@@ -78,8 +78,8 @@ class Verifier:
 
         Args:
             tree: the draft tree.
-            logits: `[nodes, vocab]` of the target at every node, which may be written to.
-            randomness: this round's, the only source of random numbers.
+            logits: `[nodes, vocab]` of the target at every node; they may be overwritten.
+            randomness: the round's random numbers, the only ones it may use.
         """
         raise NotImplementedError
 
@@ -181,7 +181,7 @@ def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: i
     """Check the verdict of a verifier, which may be a user's; the result is a new list and plain numbers.
 
     Raises:
-        ConfigError: the verdict is not a pair, its path does not lead down from the root, or its bonus is no token.
+        ConfigError: the verdict is not a pair, its path does not lead down from the root, or its bonus is not a token.
     """
     name = type(verifier).__name__
     try:

@@ -10,11 +10,12 @@ from drafttree.verifiers.base import Verifier, refuse_greedy, walk
 
 
 class Coupled(Verifier):
-    """The token at position i is argmax(target logits + Gumbel noise of (seed, i)); a node is accepted iff it is that.
+    """Adds Gumbel noise fixed by seed and position to the target's logits and takes the largest.
+    A drafted token is accepted if it is that token.
 
-    The text is a function of prompt and seed alone, whatever the drafter and the tree. So it has the target's law with
-    every policy. The drafter's logits get the same noise. So a drafter close to the target proposes the very token that
-    will be drawn.
+    The text is a function of prompt and seed alone, whatever the drafter and the tree. So it follows the target's
+    distribution with every policy. The drafter's logits get the same noise. So a drafter close to the target proposes
+    the very token that will be drawn.
     """
 
     source: ClassVar[str] = "Gumbel-max coupling (Maddison et al. 2014; Daliri et al. 2025)"

@@ -9,7 +9,7 @@ from drafttree.verifiers.base import Verifier, walk
 
 
 class Greedy(Verifier):
-    """Temperature 0: a drafted token is accepted if it is the target's most probable token, ties to the lowest id."""
+    """Temperature 0: a drafted token is accepted if it is the target's most probable one; ties go to the lowest id."""
 
     source: ClassVar[str] = "greedy decoding"
 

@@ -5,7 +5,7 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView, ratio, residual
 
 
 class GreedyMultiDraft(SamplingVerifier):
-    """The drafter's best tokens and one drawn from the rest: the optimal use of such children. SpecHub is k = 2.
+    """Judge the drafter's best tokens and one drawn from the rest: optimal for such children. SpecHub is k = 2.
 
     The drawn child is judged first. If it is rejected, a token is drawn from the residual: a best token or the bonus.
     """

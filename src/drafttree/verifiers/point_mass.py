@@ -9,9 +9,9 @@ from drafttree.verifiers.rejection import SiblingRejection
 class PointMass(SiblingRejection):
     """Accept a child with the target's probability of its token; a rejected token is removed from the target.
 
-    This is drawing from the target at every node and descending while the token is in the tree. It is lossless for
-    every tree that grew without this verifier's random numbers. Use it on top-k trees (EAGLE-2/3, TALON, OPT-Tree,
-    DynaTree) without a shared seed.
+    This equals drawing from the target at every node, and going down while the drawn token is in the tree. It is
+    lossless for every tree that grew without this verifier's random numbers. Use it on top-k trees (EAGLE-2/3, TALON,
+    OPT-Tree, DynaTree) without a shared seed.
     """
 
     source: ClassVar[str] = "SpecInfer's naive walk; EAGLE-2's rejection of point masses has the same law"

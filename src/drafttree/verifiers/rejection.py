@@ -50,7 +50,7 @@ class SiblingRejection(SamplingVerifier):
 class RRSw(SiblingRejection):
     """Recursive rejection sampling over children drawn without replacement.
 
-    A child is accepted with probability min(1, p/q); a rejected one leaves the residual of p, and q without it.
+    A child is accepted with probability min(1, p/q). After a rejection, p becomes the residual, and q loses the child.
     """
 
     source: ClassVar[str] = "EAGLE (Li et al. 2024) and Sequoia (Chen et al. 2024), recursive rejection sampling"

@@ -10,7 +10,7 @@ class Traversal(SamplingVerifier):
     """Judge leaves first, whole paths at once: Traversal Verification.
 
     A node's rate is the probability to accept its whole path. An accepted leaf accepts its path. A rejected leaf is cut
-    off, and its parent's distributions become the residual ones. A parent without children is a leaf in its turn.
+    off, and its parent's distributions become the residual ones. A parent that has lost all children is then a leaf.
     Accepts at least as many tokens as `RRSw` on the same tree.
     """
 

@@ -10,8 +10,8 @@ from drafttree.verifiers.base import SamplingVerifier, TreeView
 class LossyTypical(SamplingVerifier):
     """Accept what is not too improbable: Medusa's typical acceptance. LOSSY: the text does not follow the target.
 
-    A node is accepted if its probability exceeds min(epsilon, alpha * exp(-entropy)). Of the longest accepted paths the
-    likeliest is taken. The bonus is the target's most probable token.
+    A node is accepted if its probability exceeds min(epsilon, alpha * exp(-entropy)). Among the longest accepted paths,
+    the likeliest is taken. The bonus is the target's most probable token.
     """
 
     source: ClassVar[str] = "Medusa (Cai et al. 2024), typical acceptance"

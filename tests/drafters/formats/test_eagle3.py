@@ -8,7 +8,7 @@ from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import FORMAT, parse, save
 from drafttree.errors import ModelError
-from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from helpers import checkpoints
 from helpers.checkpoints import FORMATS
 
@@ -144,8 +144,8 @@ def test_no_configuration_at_all():
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps as nan"),
         ({"rope_theta": "1e4"}, "rope_theta as '1e4'"),
         ({"rope_scaling": [1]}, "rope_scaling as [1]"),
-        ({"rope_scaling": {"type": "magic"}}, "rope_type as 'magic'; drafttree knows"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type as 'dynamic'; drafttree knows"),
+        ({"rope_scaling": {"type": "magic"}}, "rope_type as 'magic'; drafttree supports"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type as 'dynamic'; drafttree supports"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor as '2'; it must be a positive number"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor as 0"),
         ({"norm_before_residual": "no"}, "norm_before_residual as 'no'; it must be true or false"),
@@ -221,7 +221,7 @@ def test_heads_that_read_the_last_layers_output_are_named_as_not_supported(chang
     HEAD.write(tmp_path, **change)
     assert refusal_of(tmp_path) == (
         "this EAGLE-3 head reads the output of the target's last layer, number 3, which is not supported: drafttree "
-        f"runs those that read what goes into layers; {INSTEAD}"
+        f"runs heads that read the inputs of layers; {INSTEAD}"
     )
 
 
@@ -313,7 +313,7 @@ def test_rotary_embeddings_that_lack_a_number():
 @pytest.mark.parametrize("name", ["layers.x.foo", "layers.7.foo", "layers.7.mlp.foo", "layers.123456789.mlp.foo"])
 def test_a_stray_tensor_makes_no_layer(name):
     message = told(HEAD.tensors() | {name: torch.ones(1)})
-    assert message.endswith(f"EAGLE-3 head: unexpected {name}")
+    assert message.endswith(f"EAGLE-3 head are wrong: unexpected {name}")
 
 
 def test_tensors_without_dimensions_are_of_wrong_shape():

@@ -169,7 +169,7 @@ def test_a_lost_first_layer_is_told_without_a_promise(tmp_path):
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(first)}
     assert len(kept) < len(tensors)
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    assert "missing layers before 1" in refusal(folder)
+    assert "layers before 1 are missing" in refusal(folder)
 
 
 def test_fewer_layers_than_promised_are_told_with_the_field(tmp_path):
@@ -186,7 +186,7 @@ def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):
     own = tiny.build("llama")
     own.config._name_or_path = own.name_or_path = ""
     message = told(ModelError, drafttree.load, own, "mtp", tokenizer=words("a"), device="cpu")
-    assert "this loaded model does not name any" in message
+    assert "this loaded model does not say where its files are" in message
 
 
 def test_layers_by_unknown_names_are_named(tmp_path):
@@ -197,12 +197,15 @@ def test_layers_by_unknown_names_are_named(tmp_path):
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
     message = refusal(folder)
     assert "holds mtp_stage.3.eh_proj.weight, mtp_stage.3.enorm.weight, mtp_stage.3.hnorm.weight" in message
-    assert f" and {len(own) - 4} more, which drafttree knows as no MTP layers; draft with a head" in message
+    assert f" and {len(own) - 4} more, which are not MTP layers that drafttree knows; draft with a head" in message
 
 
 def test_layers_alone_are_no_target(tmp_path):
     own = MTP["ernie4_5_moe"].write(tmp_path)
-    assert "is a head (mtp), a drafter; give the model it is made for as target" in refusal(own)
+    assert (
+        "is a drafter (mtp), not a model; give it as the drafter, and the model it is made for as the target"
+        in refusal(own)
+    )
 
 
 def test_a_target_with_code_of_its_own_has_its_layers_built_by_that_code(tmp_path):
@@ -226,7 +229,7 @@ def test_a_target_with_code_of_its_own_has_its_layers_built_by_that_code(tmp_pat
         ("mtp.norm.weight", "missing post_norm.weight of layer 0"),
         ("mtp.layers.0.mlp.up_proj.weight", "in MTP layer 0 missing mlp.up_proj.weight"),
         ("model.mtp_hidden_norm.0.weight", "missing hnorm.weight of layer 0"),
-        ("model.mtp_linear_proj.0.weight", "make no MTP head: missing eh_proj.weight of layer 0"),
+        ("model.mtp_linear_proj.0.weight", "the tensors of the MTP head are wrong: missing eh_proj.weight of layer 0"),
         ("model.layers.3.enorm.weight", "missing enorm.weight of layer 0"),
         ("model.layers.3.mlp.gate.e_score_correction_bias", "missing mlp.gate.e_score_correction_bias"),
         ("model.layers.3.mlp.experts.2.gate_proj.weight", "missing model.layers.3.mlp.experts.2.gate_proj.weight"),
@@ -254,7 +257,7 @@ def test_a_family_without_such_a_decoder_layer_is_told_by_name(tmp_path):
         folder,
         lambda tensors: tensors.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(4, 32)}),
     )
-    assert "MTP layer of llama: in MTP layer 0 unexpected mlp.experts.0.up_proj.weight" in refusal(folder)
+    assert "MTP layer of llama are wrong: in MTP layer 0 unexpected mlp.experts.0.up_proj.weight" in refusal(folder)
 
 
 def test_auto_takes_lookup_where_the_layers_cannot_be_run(tmp_path, caplog):

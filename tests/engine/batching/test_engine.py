@@ -195,7 +195,7 @@ def test_a_gap_that_is_no_time_is_refused(decoder, gap):
 
 
 def test_a_budget_for_drawn_trees_is_refused(decoder):
-    with pytest.raises(ConfigError, match="a budget of 4 nodes cannot hold with RRSw: its trees are drawn"):
+    with pytest.raises(ConfigError, match="a budget of 4 nodes is not possible with RRSw: its trees are drawn"):
         Engine(decoder.with_verifier(RRSw), budget=4)
 
 

@@ -205,7 +205,7 @@ def test_a_correction_is_told_once(costs, caplog):
     for factor in (2.0, 8.0, 0.5):
         dear = replace(TOY_COSTS, draft=(DraftCosts(0.1 * factor, Costs((1, 4), (0.05 * factor, 0.06 * factor))),))
         costs.watch(rounds_of(dear, 64))
-    assert len([each for each in caplog.records if "the costs were wrong" in each.message]) == 1
+    assert len([each for each in caplog.records if "the measured costs were wrong" in each.message]) == 1
 
 
 def test_costs_of_lone_and_of_batched_rounds_are_learned_apart():

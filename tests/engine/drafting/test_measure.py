@@ -108,7 +108,7 @@ def test_bytes_stand_for_rounds_that_there_is_no_time_for(clock, caplog):
     costs = with_bytes(clock, slower(2.0), 0.1).costs()
     assert costs.draft[0].first == pytest.approx(0.1 * costs.target.at(1))
     assert costs.draft[0].later.at(8) == pytest.approx(0.1 * costs.target.at(8))
-    assert [each.message for each in caplog.records if "estimated by their bytes" in each.message]
+    assert [each.message for each in caplog.records if "estimated from the size of the weights" in each.message]
 
 
 def test_a_few_rounds_mend_what_bytes_say(clock):

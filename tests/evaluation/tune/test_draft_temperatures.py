@@ -42,8 +42,8 @@ def test_a_draft_temperature_that_pays_is_recommended_and_told(toy, toy_drafters
     wanted = Interval.of_speeds_by_jackknife(ours, theirs)
     assert (gain.ratio.mean, gain.ratio.low) == pytest.approx((wanted.mean, wanted.low))
     assert gain.sentence == (
-        f"draft temperature 0.6: {wanted.mean:.2f} [{wanted.low:.2f}, {wanted.high:.2f}] times draft temperature 1.0, "
-        "by turns"
+        f"Draft temperature 0.6 is {wanted.mean:.2f} times as fast as 1.0 "
+        f"(95 % interval {wanted.low:.2f} to {wanted.high:.2f})."
     )
     plain = 6 * 1.06 + 5 * 1.09 + 5 * 1.12
     assert found.gain.mean == pytest.approx(plain / sum(seconds for _, seconds in ours) - 1)
@@ -68,9 +68,7 @@ def test_one_that_does_not_pay_is_told_and_1_is_kept(toy, toy_drafters, speeds):
     assert (found.best.policy, found.best.draft_temperature) == ("talon", 1.0)
     assert found.temperature_gain.draft_temperature == 0.8
     assert not found.temperature_gain.pays
-    assert found.temperature_gain.sentence.endswith(
-        "times draft temperature 1.0, by turns, in the race alone; 1.0 is kept"
-    )
+    assert found.temperature_gain.sentence.endswith("; not confirmed), so 1.0 is kept.")
 
 
 def test_one_that_won_the_race_by_chance_is_not_recommended(toy, toy_drafters, speeds):
@@ -82,7 +80,7 @@ def test_one_that_won_the_race_by_chance_is_not_recommended(toy, toy_drafters, s
     found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, progress=lambda _: slow_down(seconds, written))
     assert found.temperature_gain.confirmed
     assert not found.temperature_gain.pays
-    assert found.temperature_gain.sentence.endswith("times draft temperature 1.0, by turns; 1.0 is kept")
+    assert found.temperature_gain.sentence.endswith("), so 1.0 is kept.")
     assert (found.best.policy, found.best.draft_temperature) == ("talon", 1.0)
     assert (found.ways[0].policy, found.ways[0].draft_temperature) == ("talon", 1.0)
     assert found.speculates
@@ -146,15 +144,15 @@ def test_the_recommendation_carries_it(toy, toy_drafters, speeds):
 
 @pytest.mark.parametrize("wrong", [{"draft_temperature": 0.6}, {"draft_temperatures": [0.6, 1.0]}])
 def test_a_draft_temperature_of_all_texts_and_1_are_refused(wrong, toy, toy_drafters, speeds):
-    with pytest.raises(ConfigError, match="raced"):
+    with pytest.raises(ConfigError, match=r"draft_temperatures instead of|always included"):
         tune(toy, toy_drafters, PROMPTS, policies=["talon"], **wrong)
 
 
 def test_ways_that_differ_are_named_and_a_single_text_has_no_interval():
     gain = TemperatureGain(1.25, "a with talon", "b with auto", Interval(1.1), confirmed=False)
     assert gain.sentence == (
-        "a with talon at draft temperature 1.25: 1.10 on one text times b with auto at draft temperature 1.0, by turns"
-        ", in the race alone; 1.0 is kept"
+        "a with talon at draft temperature 1.25 is 1.10 times as fast as b with auto at 1.0 (one text; not confirmed), "
+        "so 1.0 is kept."
     )
 
 

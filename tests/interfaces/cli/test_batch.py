@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on(lines, tmp_path, monkeypatch):
     wait = drafttree.Handle.result
     monkeypatch.setattr(drafttree.Handle, "result", interrupted)
     result = run(*command)
-    assert "the same command goes on from" in result.stderr
+    assert "the same command continues from" in result.stderr
     kept = out.read_text()
     assert len(kept.splitlines()) == 2
     out.write_text(f'{kept}{{"line": 3, "input": "cut sh')
@@ -167,12 +167,16 @@ def test_records_of_another_input_or_command_are_refused(lines, tmp_path, capsys
     source, out = lines(json.dumps(PROMPT)), tmp_path / "out.jsonl"
     run("batch", source, out, "--max-new-tokens", 2)
     kept = out.read_text()
-    assert "made from another line or command" in complaint(capsys, "batch", source, out, "--max-new-tokens", 3)
+    assert "this record belongs to another prompt or another command" in complaint(
+        capsys, "batch", source, out, "--max-new-tokens", 3
+    )
     lines('"another"')
-    assert "line 1: made from another line" in complaint(capsys, "batch", source, out, "--max-new-tokens", 2)
+    assert "line 1: this record belongs to another prompt" in complaint(
+        capsys, "batch", source, out, "--max-new-tokens", 2
+    )
     assert out.read_text() == kept
     out.write_text("notes\n")
-    assert "no record of drafttree batch" in complaint(capsys, "batch", source, out)
+    assert "this is not a record of drafttree batch" in complaint(capsys, "batch", source, out)
 
 
 def test_files_that_cannot_be_used_are_named(lines, tmp_path, capsys):
@@ -180,7 +184,7 @@ def test_files_that_cannot_be_used_are_named(lines, tmp_path, capsys):
     assert "into the file of the prompts" in complaint(capsys, "batch", source, source)
     assert "No such file" in complaint(capsys, "batch", tmp_path / "nowhere", tmp_path / "out")
     assert "cannot be written" in complaint(capsys, "batch", source, tmp_path / "nowhere" / "out")
-    assert "no lines in it" in complaint(capsys, "batch", lines(""), tmp_path / "out")
+    assert "the file has no lines" in complaint(capsys, "batch", lines(""), tmp_path / "out")
 
 
 def test_every_record_says_whether_its_text_is_lossless(lines, tmp_path, monkeypatch):
@@ -216,7 +220,7 @@ NO_REQUESTS = {
     "custom_id is None": {"method": "POST", "url": "/v1/completions", "body": {}},
     "method is 'GET'": request("a", messages=HELLO) | {"method": "GET"},
     "url is '/v1/embeddings'; give one of /v1/chat/completions": request("b", "/v1/embeddings", input="a"),
-    "body is no object": request("c") | {"body": "hello"},
+    "body is not an object": request("c") | {"body": "hello"},
     "body.stream is set": request("d", messages=HELLO, stream=True),
 }
 
@@ -294,7 +298,7 @@ def test_requests_call_the_model_by_the_name_it_is_given(capsys, lines, tmp_path
     source = lines(request("a", messages=HELLO, max_tokens=2) | {"body": {"model": "gpt-4", "messages": HELLO}})
     assert run("batch", source, out, "--served-model-name", "gpt-4").exit_code == 0
     assert records(out)[0]["response"]["body"]["model"] == "gpt-4"
-    assert "made from another line or command" in complaint(capsys, "batch", source, out)
+    assert "this record belongs to another prompt or another command" in complaint(capsys, "batch", source, out)
 
 
 def test_options_of_the_command_are_not_for_requests(capsys, lines, tmp_path):

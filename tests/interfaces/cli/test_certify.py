@@ -17,8 +17,8 @@ def test_certifying(prompts):
     assert result.exit_code == 0
     assert ["talon:budget=9,width=3", "2/2", "0", "ok", "2/2"] in [line.split() for line in result.stdout.splitlines()]
     assert result.stdout.splitlines()[-2:] == [
-        "The law is certified: every text is the reference's.",
-        "The text is identical to plain decoding's token for token.",
+        "6 of 6 texts are identical to transformers generate.",
+        "All texts are identical to plain decoding, token for token.",
     ]
     options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
     shown = run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
@@ -39,7 +39,7 @@ def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
     options = ["--quantize", "int8", "--quantize-drafter", "int8", "--max-new-tokens", 8, "--policies", "chain"]
     result = run("certify", "--prompts", prompts, "--drafter", "embedded-draft", *options)
     assert result.exit_code == 0
-    assert "bfloat16 with int8 weights, reference: transformers generate." in " ".join(result.stdout.split())
+    assert "tokens of transformers generate, bfloat16 with int8 weights." in " ".join(result.stdout.split())
 
 
 @pytest.mark.slow
@@ -54,11 +54,11 @@ def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
     assert ["chain", "0/1", "1", "2.5", "units", "ties", "only", "0/1"] in [
         line.split() for line in result.stdout.splitlines()
     ]
-    assert "The law is certified: every text is the reference's or differs by a tie" in result.stdout
-    assert "NOT identical to plain decoding's token for token: in bfloat16 ties fall either way" in result.stdout
+    assert "1 differs only by a tie, which at most 6 units of rounding decide." in result.stdout
+    assert "NOT all texts are identical to plain decoding: in bfloat16, rounding may decide a tie" in result.stdout
     promised = run("certify", *options, "--exact-text")
     assert promised.exit_code == 1
-    assert promised.stdout.splitlines()[-1].endswith("token for token, as it must be here.")
+    assert promised.stdout.splitlines()[-1].endswith("plain decoding, which they must be here.")
 
 
 def tie(decoder, prompt, expected, got, **options):
@@ -79,7 +79,7 @@ def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
     assert result.exit_code == 1
     assert "DIFFERENT" in result.stdout
     assert ["plain", "1/1", "0", "ok", "1/1"] in [line.split() for line in result.stdout.splitlines()]
-    assert result.stdout.splitlines()[-2].startswith("The law is NOT certified")
+    assert result.stdout.splitlines()[-2] == "1 of 2 texts are identical to transformers generate; 1 is DIFFERENT."
     report = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--json")
     assert json.loads(report.stdout)["policies"][1]["differences"]["0"]["position"] == 0
 
@@ -109,12 +109,12 @@ def test_a_proof_says_which_trees_it_covers():
     trees = [line.split()[3:5] for line in shown.splitlines() if "exact by enumeration" in line]
     assert trees == [["1", "12"], ["4", "15"]]
     told = " ".join(shown.split())
-    assert "Tried: up to 7 rounds of a text, roots up to position " in told
-    assert "4 siblings and 15 levels, up to 4,200 columns, up to 3 texts at once, float64 and float32." in told
-    assert "Nothing is said of what lies beyond. Left out: grammars: JSON schemas" in told
+    assert "Checked: up to 7 rounds of a text, starting positions up to " in told
+    assert "4 siblings and 15 levels, up to 4,200 logits a token, up to 3 texts at once, float64 and float32." in told
+    assert "Nothing beyond these limits was checked. Not checked here: grammars: JSON schemas" in told
     assert "Temperature 1. Every pair is what it claims to be." in told
-    assert "Random numbers: 325 tests of 25 streams of 3,000 seeds, least p-value " in told
-    assert "each behind another edit of its weights: all as transformers writes them." in told
+    assert "Random numbers: 325 tests of 25 streams of 3,000 seeds, smallest p-value " in told
+    assert "each after a different edit of its weights: all identical to transformers." in told
 
 
 def test_a_quick_proof_covers_less():
@@ -144,14 +144,14 @@ def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
     [
         (("--verifiers", "traversal"), "--exact and --live"),
         (("--verifier", "rrsw"), "--exact and --live"),
-        (("--models", 4), "--exact alone"),
-        (("--quick",), "--exact alone"),
-        (("--tokens", 4), "--live alone"),
-        (("--max-batch", 4), "--live alone"),
+        (("--models", 4), "--exact;"),
+        (("--quick",), "--exact;"),
+        (("--tokens", 4), "--live;"),
+        (("--max-batch", 4), "--live;"),
     ],
 )
 def test_what_another_mode_heeds_is_refused_without_it(capsys, prompts, arguments, mode):
-    assert f"is for {mode}" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
+    assert f"applies only to {mode}" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
 
 
 def test_a_pair_is_looked_at_while_it_writes(tmp_path):
@@ -160,15 +160,15 @@ def test_a_pair_is_looked_at_while_it_writes(tmp_path):
     assert shown.exit_code == 0
     told = " ".join(shown.stdout.split())
     assert "RRSw with Chain(depth=2), float32" in told
-    assert "temperature 1, texts alone." in told
-    assert "No evidence against the target's law: an e-value of 1e+06 would refute it." in told
+    assert "temperature 1, texts written one at a time." in told
+    assert "No evidence against the target's distribution (an e-value above 1e+06 would refute it)." in told
     report = run(*options, "--verifier", "traversal", "--policy", "chain", "--max-batch", 2, "--json")
     found = json.loads(report.stdout)
     assert found["passed"]
     assert (found["verifier"], found["max_batch"], found["written"]["texts"]) == ("Traversal", 2, 4)
     lossy = run(*options[:-1], 3000, "--verifier", "lossy-typical")
     assert lossy.exit_code == 1
-    assert "NOT the target's law: the e-value is above 1e+06, as the pair is lossy by its name." in lossy.stdout
+    assert "REFUTED: texts do not follow the target's distribution (e-value above 1e+06), as expected" in lossy.stdout
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def test_a_pair_is_looked_at_while_it_writes(tmp_path):
     [
         (("--verifier", "greedy"), "greedy draws nothing"),
         (("--temperature", 0), "at temperature 0 nothing is drawn"),
-        (("--verifier", "rrsw,traversal"), "--live looks at one pair"),
-        (("--policy", "chain", "--policy", "talon"), "--live looks at one pair"),
+        (("--verifier", "rrsw,traversal"), "--live tests one pair"),
+        (("--policy", "chain", "--policy", "talon"), "--live tests one pair"),
         (("--verifier", "block", "--policy", "talon"), "is not lossless"),
-        (("--exact",), "--exact is not for --live"),
-        (("--models", 3), "--models is not for --live"),
+        (("--exact",), "--exact does not apply to --live"),
+        (("--models", 3), "--models does not apply to --live"),
     ],
 )
 def test_pairs_that_cannot_be_looked_at_are_refused(capsys, arguments, message):

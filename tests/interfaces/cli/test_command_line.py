@@ -242,8 +242,8 @@ def test_inspect_tries_a_head_with_a_target(capsys, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     result = run("inspect", folder, "--target", "embedded")
     assert result.exit_code == 1
-    assert "it may be misread: it claims far more than its tokens are worth" in result.stdout
-    assert "omit --target" in complaint(capsys, "inspect", "embedded-draft", "--target", "embedded")
+    assert "it may be misread: its tokens are right far less often than its own probabilities say" in result.stdout
+    assert "leave --target out" in complaint(capsys, "inspect", "embedded-draft", "--target", "embedded")
 
 
 def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
@@ -261,7 +261,7 @@ def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
         (["demo", "--policy", "nonsense"], "unknown policy 'nonsense'"),
         (
             ["generate", "Hi", "--inflate", "100m", "--exact-text"],
-            "--inflate has no --exact-text; leave one of them out",
+            "--inflate and --exact-text cannot be combined; leave one of them out",
         ),
         (["generate", "Hi", "--inflate", "huge"], "unknown shape 'huge'"),
     ],

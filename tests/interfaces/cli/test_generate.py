@@ -54,8 +54,8 @@ def test_comparing_ends_with_how_much_faster_and_why(monkeypatch):
     assert "times as fast as plain decoding" in verdict
     assert "each target pass yields" in verdict
     assert re.fullmatch(
-        r"(acceptance|verification|drafting|overhead) limits the gain: .+ \(without that, \d+\.\d\d times plain "
-        r"decoding\)",
+        r"(Acceptance|Verification|Drafting|Overhead) limits the gain: .+ \(without this limit: \d+\.\d\d times plain "
+        r"decoding\)\.",
         limit,
     )
 

@@ -10,13 +10,16 @@ import pytest
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli import worker
 from drafttree.interfaces.cli.command_help import GROUPS, HEADINGS, OTHER_OPTIONS, SLOWER, describe
-from drafttree.interfaces.cli.examples import EXAMPLES
+from drafttree.interfaces.cli.examples import EXAMPLES, UNTIMED
 from drafttree.interfaces.cli.option_groups import DecoderOptions
+from drafttree.interfaces.cli.results import UNFINISHED
 from testing.command_line import COMMANDS, PROMPT, complaint, run
 
 ROOT = Path(__file__).parents[3]
 MAIN_COMMANDS = ("generate", "chat", "batch", "serve", "worker", "trace", "tune")
 LINES = [line for lines in EXAMPLES.values() for line in lines]
+RUN = ("generate", "chat", "batch", "trace", "certify")
+"""Commands whose examples all run here in a few seconds; those of servers go on, and `demo` and `tune` take longer."""
 
 
 def options_of(command) -> list:
@@ -88,10 +91,9 @@ def test_defaults_and_ranges_are_told_in_words():
 def test_a_help_ends_with_three_examples_and_the_page_on_speed(name):
     shown = run(name, "--help").stdout
     _, _, end = shown.partition("Examples:\n")
-    *examples, address = filter(None, end.splitlines())
-    assert tuple(map(str.strip, examples)) == EXAMPLES[name]
-    assert len(examples) == 3
-    assert address == f"Slower than expected? {SLOWER}"
+    lines = [line.strip() for line in end.splitlines() if line]
+    assert tuple(lines[:3]) == EXAMPLES[name]
+    assert lines[3:] == ([] if name in UNTIMED else [f"Slower than expected? {SLOWER}"])
 
 
 def test_the_page_on_speed_exists():
@@ -112,13 +114,24 @@ def test_examples_are_understood(line):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("line", [line for name in ("generate", "batch", "chat") for line in EXAMPLES[name]])
+@pytest.mark.parametrize("line", [line for name in RUN for line in EXAMPLES[name]])
 def test_examples_run(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n')
     _, *arguments = shlex.split(line)
     result = run(*arguments, input="Good morning\n")
     assert result.exit_code == 0, result.output
+    assert result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [*EXAMPLES["demo"], *EXAMPLES["tune"]])
+def test_examples_that_measure_run(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n{{"prompt": "Once upon a time"}}\n')
+    _, *arguments = shlex.split(line)
+    result = run(*arguments, *(["--minutes", "0.2"] if arguments[0] == "tune" else []))
+    assert result.exit_code in (0, UNFINISHED), result.output
     assert result.output
 
 

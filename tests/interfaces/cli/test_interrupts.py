@@ -88,7 +88,7 @@ def test_what_is_finished_is_printed_and_kept(name, tmp_path, start):
     shown, err = interrupted(process)
     assert "talon" in shown
     assert "Certified" not in shown
-    assert f"the same command goes on from {out}" in err
+    assert f"the same command continues from {out}" in err
     kept = (out / RUNS).read_text().splitlines()
     process = start(*DRAFTTREE, *command, "--json")
     report = json.loads(process.communicate(timeout=PATIENCE)[0])
@@ -118,7 +118,7 @@ def test_a_replay_that_was_killed_twice_ends_with_the_counts_of_one_that_was_not
     interrupted_at = start(*command, cut)
     wait_for_runs(cut / RUNS, 17)
     _, err = interrupted(interrupted_at)
-    assert f"the same command goes on from {cut}" in err
+    assert f"the same command continues from {cut}" in err
     for folder in (whole, cut):
         process = start(*command, folder)
         _, err = process.communicate(timeout=PATIENCE)

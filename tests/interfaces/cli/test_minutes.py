@@ -64,7 +64,7 @@ def test_a_bench_that_is_out_of_time_shows_what_it_has_and_goes_on(prompts, tmp_
         patch.setattr(run_store, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
         cut = run(*bench, "--minutes", 3.5 / 60)  # one prompt in two ways, and the next one in one
     assert (cut.exit_code, json.loads(cut.stdout)["prompts"]) == (3, 1)
-    assert f"the minutes are over; the same command goes on from {out}" in cut.stderr
+    assert f"the time limit is reached; the same command continues from {out}" in cut.stderr
     kept = (out / RUNS).read_text().splitlines()
     assert len(kept) == 3
     result = run(*bench, "--minutes", 60)
@@ -84,14 +84,14 @@ def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, model
     options = [str(each).format(**places) for each in UNFINISHED[command]]
     shown = stopped(*command.split(), *options, "--minutes", 1e-9)
     if command == "tune":
-        assert "minutes were over before all of it was measured" in " ".join(shown.out.split())
+        assert "minutes; not everything was measured" in " ".join(shown.out.split())
     elif command != "replay run":  # which shows every result without figures
         assert shown.out == ""
         assert "nothing is finished" in shown.err
     if "--out" in options:
-        assert f"the minutes are over; the same command goes on from {tmp_path / 'out'}" in shown.err
+        assert f"the time limit is reached; the same command continues from {tmp_path / 'out'}" in shown.err
     elif command != "tune":
-        assert "the minutes are over; --out FOLDER keeps finished runs" in shown.err
+        assert "the time limit is reached; --out FOLDER keeps finished runs" in shown.err
 
 
 @pytest.mark.parametrize("minutes", [0, -1, "nan", "inf"])
@@ -103,4 +103,4 @@ def test_minutes_are_above_0(minutes, capsys):
 
 def test_a_proof_that_is_out_of_time_is_none(stopped):
     shown = stopped("certify", "--exact", "--policies", "chain", "--verifiers", "rrsw", "--minutes", 1e-9)
-    assert "INTERRUPTED: this is not all of it" in shown.out
+    assert "INTERRUPTED: these results are not complete" in shown.out

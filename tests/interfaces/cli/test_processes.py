@@ -30,7 +30,7 @@ def test_every_process_tells_its_errors(monkeypatch, capsys):
 
 def test_what_processes_cannot_share_is_refused(capsys):
     assert "every process needs the prompt" in complaint(capsys, "generate", "-", *SHARDED[2:])
-    assert "--compare times one process" in complaint(capsys, *SHARDED, "--compare")
+    assert "--compare and --tensor-parallel-size cannot be combined" in complaint(capsys, *SHARDED, "--compare")
 
 
 @pytest.mark.slow  # two processes that import torch

@@ -60,7 +60,7 @@ def test_what_a_proxy_needs_reaches_the_server(served, monkeypatch):
 
 @pytest.mark.parametrize("proxy", ["", "nginx", "10.0.0.7/8", "10.0.0.7:80", "* "])
 def test_a_proxy_that_no_address_names_is_one_line(capsys, proxy):
-    assert f"{proxy!r} is no address; give one such as 10.0.0.7" in complaint(
+    assert f"{proxy!r} is not an address; give one such as 10.0.0.7" in complaint(
         capsys, "serve", "--trusted-proxies", proxy
     )
 
@@ -124,8 +124,8 @@ def test_keys_may_be_several_and_come_from_a_file(served, tmp_path):
         (None, "cannot be read"),
         (b"\n# none\n", "has no key; write one per line"),
         (b"\xff\xfe", "cannot be read"),
-        ("schlüssel".encode(), "other than printable ASCII"),
-        (b"two words", "other than printable ASCII"),
+        ("schlüssel".encode(), "characters that are not printable ASCII"),
+        (b"two words", "characters that are not printable ASCII"),
     ],
 )
 def test_a_file_without_usable_keys_is_one_line(capsys, tmp_path, content, words):
@@ -149,7 +149,7 @@ def test_prefixes_are_shared_among_all_on_a_loopback_address_or_on_demand(served
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):
-    assert "--api-key asks for a key" in serve("--host", "0.0.0.0").stderr
+    assert "--api-key makes it ask for a key" in serve("--host", "0.0.0.0").stderr
     assert "--api-key" not in serve("--host", "0.0.0.0", "--api-key", "k").stderr
     for host in ("127.0.0.1", "127.0.0.2", "localhost"):
         assert "--api-key" not in serve("--host", host).stderr
@@ -180,7 +180,7 @@ def test_what_no_browser_sends_as_an_origin_is_one_line(capsys, origin):
 
 
 def test_a_model_without_a_name_is_one_line(capsys):
-    assert "--served-model-name: a name is empty" in complaint(capsys, "serve", "--served-model-name", "")
+    assert "--served-model-name is empty" in complaint(capsys, "serve", "--served-model-name", "")
 
 
 def test_a_name_that_is_given_twice_is_served_once(served):

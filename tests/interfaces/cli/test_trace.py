@@ -21,7 +21,7 @@ def test_a_page_is_written_and_the_text_is_the_one_of_generate(embedded, tmp_pat
     expected = embedded.generate(PROMPT, max_new_tokens=12, temperature=0.0).text
     assert "".join(json.loads(data)["pieces"]) == expected
     assert f"{PROMPT}{expected}\n" in result.stdout
-    assert f"the page is {path}" in result.stderr
+    assert f"wrote the page to {path}" in result.stderr
 
 
 @pytest.mark.usefixtures("quick")
@@ -29,8 +29,9 @@ def test_without_a_page_there_is_a_summary_and_how_to_get_one():
     shown = run(*SHORT, "--policy", "talon").stdout
     for part in (
         "per target pass",
-        "candidates dropped: keep",
-        "accepted, by rank and depth",
+        "Candidates dropped: ",
+        " by the policy",
+        "accepted, by rank (rows) and depth",
         "per round",
         "-o trace.html",
     ):
@@ -52,7 +53,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(capsys, monkeypatch, tmp_pat
     for arguments, reason in [
         (["-o", tmp_path], "is a folder"),
         (["-o", tmp_path / "nowhere" / "trace.html"], "its folder does not exist"),
-        (["--live"], "--live draws on a terminal"),
+        (["--live"], "--live needs a terminal"),
         (["--live", "--json"], "give one of them"),
         (["--policy", "talom"], "did you mean 'talon'"),
     ]:

@@ -47,8 +47,8 @@ def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speed
     speeds["chain:depth=2"], saved = 0.5, tmp_path / "tuned.json"
     result = tune(prompts, "--drafter", "lookup", "--save", saved)
     assert result.exit_code == 0, result.output
-    assert "Speculate: lookup with chain:depth=2: 1.98 times plain decoding's speed" in result.stdout
-    assert "(confirmed on the prompts it was chosen on), 1.47 expected by the law" in result.stdout
+    assert "Speculate: lookup with chain:depth=2. It is 1.98 times as fast as plain decoding" in result.stdout
+    assert "; confirmed on the prompts it was chosen on). The law predicts 1.47 times." in result.stdout
     assert "R = tau (1 + h0) / (v + c*delta + h)" in result.stdout
     assert "limits the gain" in result.stdout
     assert f"decoder = drafttree.load('embedded', policy='{saved}')" in result.stdout
@@ -61,14 +61,14 @@ def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speed
 def test_a_draft_temperature_is_told_saved_and_used(prompts, tmp_path, speeds):
     speeds |= {"talon": 0.6, ("talon", 0.6): 0.48}
     result = tune(prompts, "--drafter", "lookup", "--minutes", 60)
-    assert "Speculate: lookup with talon at draft temperature 0.6: " in result.stdout
-    assert "\ndraft temperature 0.6: 1.25 [1.24, 1.25] times draft temperature 1.0, by turns\n" in result.stdout
+    assert "Speculate: lookup with talon at draft temperature 0.6. " in result.stdout
+    assert "\nDraft temperature 0.6 is 1.25 times as fast as 1.0 (95 % interval 1.24 to 1.25).\n" in result.stdout
     assert 'print(decoder.generate("Once upon a time", draft_temperature=0.6).text)' in result.stdout
-    assert "on the command line: --drafter lookup --policy talon --draft-temperature 0.6" in result.stdout
+    assert "On the command line: --drafter lookup --policy talon --draft-temperature 0.6" in result.stdout
     saved = tmp_path / "tuned.json"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--save", saved)
     assert 'print(decoder.generate("Once upon a time").text)' in result.stdout
-    assert f"on the command line: --policy {saved}" in result.stdout
+    assert f"On the command line: --policy {saved}" in result.stdout
     assert json.loads(saved.read_text())["draft_temperature"] == 0.6
     written = run("generate", "one two one two", "--policy", saved, "--max-new-tokens", 4)
     assert written.exit_code == 0
@@ -87,7 +87,7 @@ def test_the_json_has_everything(prompts, speeds):
 
 def test_do_not_speculate_saves_that_too(prompts, speeds, tmp_path):
     result = tune(prompts, "--drafter", "lookup", "--save", tmp_path / "none.json")
-    assert "Do not speculate: the best way" in result.stdout
+    assert "Do not speculate: even the best way" in result.stdout
     assert json.loads((tmp_path / "none.json").read_text())["drafter"] is None
 
 
@@ -104,8 +104,8 @@ def test_nothing_is_saved_where_nothing_was_measured(prompts, speeds, tmp_path):
     saved = tmp_path / "tuned.json"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.001, "--save", saved)
     assert result.exit_code == 3
-    assert "0.001 minutes were over before all of it was measured: none of 13 ways was tried" in result.stdout
-    assert "Nothing is recommended, and nothing saved" in result.stdout
+    assert "Stopped after 0.001 minutes; not everything was measured: none of 13 ways was tried" in result.stdout
+    assert "No recommendation, and nothing saved" in result.stdout
     assert "import drafttree" not in result.stdout
     assert not saved.exists()
 
@@ -122,8 +122,8 @@ def test_an_interrupted_race_recommends_and_saves_nothing(prompts, speeds, tmp_p
     monkeypatch.setattr(tuning, "time_text", time_text)
     result = tune(prompts, "--drafter", "lookup", "--save", saved)
     assert result.exit_code == 130
-    assert "it was interrupted before all of it was measured: " in result.stdout
-    assert "Nothing is recommended, and nothing saved; so far the best is lookup with " in result.stdout
+    assert "Interrupted; not everything was measured: " in result.stdout
+    assert "No recommendation, and nothing saved. So far the best way is lookup with " in result.stdout
     assert "import drafttree" not in result.stdout
     assert not saved.exists()
 
@@ -137,9 +137,9 @@ def test_one_usable_prompt_recommends_and_saves_nothing(others, speeds, tmp_path
     one.write_text(f"The old man looked at the sea\n{others}")
     result = tune(one, "--drafter", "lookup", "--save", saved)
     assert result.exit_code == 0, result.output
-    assert "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others" in result.stdout
+    assert "No recommendation, and nothing saved: one usable prompt says nothing about others" in result.stdout
     assert "(confirmed)" not in result.stdout
-    assert not any(said in result.stdout for said in ("Speculate:", "drafttree.load", "on the command line"))
+    assert not any(said in result.stdout for said in ("Speculate", "drafttree.load", "On the command line"))
     assert not saved.exists()
     found = json.loads(tune(one, "--drafter", "lookup", "--json").stdout)
     assert (found["speculate"], found["confirmed"], found["one prompt"], found["python"]) == (False, False, True, [])
@@ -148,12 +148,12 @@ def test_one_usable_prompt_recommends_and_saves_nothing(others, speeds, tmp_path
 def test_too_short_says_so_and_more_minutes_go_on(prompts, speeds, tmp_path):
     speeds["auto"], out = 0.5, tmp_path / "out"
     result = tune(prompts, "--drafter", "lookup", "--minutes", 0.15, "--out", out)
-    assert "0.15 minutes were over before all of it was measured: 12 of 13 ways were not tried" in result.stdout
-    assert f"(the same command goes on from {out})" in result.stdout
-    assert "Nothing is recommended, and nothing saved; so far the best is lookup with " in result.stdout
+    assert "Stopped after 0.15 minutes; not everything was measured: 12 of 13 ways were not tried" in result.stdout
+    assert f"(the same command continues from {out})" in result.stdout
+    assert "No recommendation, and nothing saved. So far the best way is lookup with " in result.stdout
     assert result.exit_code == 3
     longer = tune(prompts, "--drafter", "lookup", "--minutes", 60, "--out", out)
-    assert "were over" not in longer.stdout
+    assert "Stopped" not in longer.stdout
     assert "Speculate: lookup with auto" in longer.stdout
 
 
@@ -180,7 +180,7 @@ def test_a_head_of_another_target_is_left_out_by_name(prompts, speeds, monkeypat
 
     monkeypatch.setattr(tuning, "find_drafter", find)
     result = tune(prompts, "--drafter", "lookup", "--drafter", "theirs")
-    assert "left out: theirs: the head does not fit the target" in result.stdout
+    assert "Left out: theirs: the head does not fit the target" in result.stdout
 
 
 def test_a_real_run_of_a_few_seconds_keeps_its_runs(prompts, tmp_path):

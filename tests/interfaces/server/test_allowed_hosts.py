@@ -35,7 +35,7 @@ def test_other_names_are_refused_with_the_fix(client, host, path):
     reply = client.get(path, headers={"Host": host, "Authorization": "Bearer sesame"})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["type"]) == (421, "host_not_allowed", "invalid_request_error")
-    assert f"not called {host!r}; if it should be, start it with --allowed-hosts" in error["message"]
+    assert f"the host name {host!r} is not allowed; to allow it, start the server" in error["message"]
 
 
 def test_anthropics_clients_are_refused_in_their_form(client):

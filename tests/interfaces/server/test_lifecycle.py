@@ -90,7 +90,7 @@ def test_running_texts_finish_while_new_ones_are_refused(running):
         assert asked.result().json()["usage"]["completion_tokens"] == 4
     thread.join(20)
     assert not thread.is_alive()
-    assert told == ["finishing 1 texts; a second signal ends them where they are"]
+    assert told == ["finishing 1 texts; a second signal ends them at once"]
     assert held.engine.closed
 
 

@@ -99,7 +99,7 @@ SCHEMAS = [
     ({"type": "array", "items": {"$ref": "#/$defs/z"}}, f"Pointer '/$defs/z' does not exist at {PLACE}/items"),
 ]
 SPECIAL_WITHIN = (
-    "the stop string '<|endoftext|>\\nUser' has the special token '<|endoftext|>' in it, which no text has; "
+    "the stop string '<|endoftext|>\\nUser' contains the special token '<|endoftext|>', which never appears in a text; "
     "give '<|endoftext|>' alone, or the text beside it"
 )
 SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
@@ -358,7 +358,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "input.0",
-            "an item of type 'item_reference' is not served; nothing is stored, send the item",
+            "an item of type 'item_reference' is not served, since nothing is stored; send the item itself",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -574,7 +574,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool"}},
             None,
-            "a choice of type 'tool' has the tool's name",
+            "give a name with the type 'tool', and with no other type",
         ),
         (
             {"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool", "name": "f"}},
@@ -604,7 +604,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"messages": [ASK], "add_special_tokens": True},
             "add_special_tokens",
-            "add_special_tokens: a conversation has those of its template; leave it out",
+            "add_special_tokens: the chat template adds the special tokens of a conversation; leave it out",
         ),
         (
             {"messages": [ASK], "add_generation_prompt": True, "continue_final_message": True},

@@ -251,7 +251,7 @@ def test_a_text_stands_for_it_and_a_header_names_it(client, api, sent, shown, na
             RESPONSES,
             [{"type": "item_reference", "id": "x"}, ASK],
             "input.0",
-            "is not served; nothing is stored, send the item",
+            "is not served, since nothing is stored; send the item itself",
         ),
     ],
 )

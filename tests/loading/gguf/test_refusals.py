@@ -42,7 +42,7 @@ def test_a_file_that_is_cut_is_told_where(path):
 
 def test_other_files_are_told_by_what_they_are(path):
     content = path.read_bytes()
-    assert "is no GGUF file: it begins with b'PK" in refused(path, b"PK\x03\x04" + content[4:])
+    assert "is not a GGUF file: it begins with b'PK" in refused(path, b"PK\x03\x04" + content[4:])
     assert "before GGUF; download the model as" in refused(path, b"tjgg" + content[4:])
     assert "byte order of a big-endian machine" in refused(path, b"GGUF" + struct.pack(">I", 3) + content[8:])
     assert "of version 1; drafttree reads versions 2 and 3" in refused(
@@ -110,7 +110,7 @@ def test_a_tokenizer_that_is_not_known_is_named(llama, tmp_path, metadata, messa
 
 def test_ids_that_are_no_tokens_are_told(llama, tmp_path):
     path = gguf_files.write(llama, tmp_path / "model.gguf", metadata={"tokenizer.ggml.eos_token_id": 5000})
-    assert "gives tokenizer.ggml.eos_token_id as 5000, which is no token's id" in refused(path)
+    assert "gives tokenizer.ggml.eos_token_id as 5000, which is not a token's id" in refused(path)
     path = gguf_files.write(llama, tmp_path / "none.gguf", metadata={"tokenizer.ggml.tokens": None})
     assert "has no tokens (tokenizer.ggml.tokens)" in refused(path)
 
@@ -156,7 +156,7 @@ def test_paths_and_folders(path, llama, tmp_path):
     assert told(ModelError, drafttree.load, "embedded", "none.gguf").startswith("GGUF file 'none.gguf' does not exist")
     assert told(ModelError, drafttree.load, "embedded", "mixed:none.gguf").startswith("GGUF file 'none.gguf' does not")
     message = told(ModelError, drafttree.load, path, "mtp")
-    assert "those of a GGUF file are not read" in message
+    assert "which drafttree cannot read from a GGUF file" in message
 
 
 def test_a_folder_with_weights_of_both_kinds_is_told_which_are_taken(path, llama, caplog):
@@ -164,7 +164,7 @@ def test_a_folder_with_weights_of_both_kinds_is_told_which_are_taken(path, llama
     load_tokenizer("embedded").save_pretrained(path.parent)
     decoder = drafttree.load(path.parent, "none")
     assert decoder.target.module.name_or_path == str(path.parent)
-    assert f"{path.parent} holds model.safetensors and model.gguf; the first is taken" in caplog.text
+    assert f"{path.parent} holds model.safetensors and model.gguf; the first is used" in caplog.text
     assert drafttree.load(path, "none").target.module.name_or_path == str(path)
 
 

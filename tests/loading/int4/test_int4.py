@@ -133,7 +133,7 @@ def test_a_rounding_that_was_stopped_goes_on_from_its_last_layer(source, tmp_pat
 def test_without_a_kept_one_it_is_told_how_to_keep_it(source, caplog):
     with caplog.at_level("INFO", "drafttree"):
         drafttree.load(source, "none", quantize="int4")
-    assert f"{source}: rounding to four bits, which `drafttree quantize` would keep for the next time" in caplog.text
+    assert f"{source}: rounding to four bits for this run only; `drafttree quantize` would keep" in caplog.text
     assert "layer 3 of 3 is in four bits" in caplog.text
 
 
@@ -225,4 +225,6 @@ def test_what_layers_read_must_be_finite(source):
     module: Any = load_model(source, torch.float32, CPU)
     module.model.layers[0].mlp.down_proj.weight.data[0, 0] = float("nan")
     message = told(ModelError, round_layers, module, torch.zeros(2, 8, dtype=torch.long))
-    assert message == "what model.layers.1.self_attn.q_proj reads of texts is not finite; load in float32"
+    assert message == (
+        "the input of model.layers.1.self_attn.q_proj has values that are not finite; load the model in float32"
+    )

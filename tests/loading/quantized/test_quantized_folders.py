@@ -82,7 +82,7 @@ def test_what_nothing_multiplies_is_unpacked_which_is_told(method, special, tmp_
     with caplog.at_level(logging.INFO, "drafttree"):
         module = load_model(tmp_path, torch.float32, CPU, AS_STORED)
     assert_weights(module, expected)
-    told_of = "21 quantised weights are unpacked to float32, since nothing multiplies them as they are stored: model.la"
+    told_of = "21 quantised weights are unpacked to float32, since no kernel multiplies them as they are stored: model."
     assert told_of in caplog.text
 
 
@@ -148,7 +148,7 @@ def test_without_drafttree_native_weights_are_unpacked_which_is_told(tmp_path, m
     monkeypatch.setattr(kernels, "native", None)
     with caplog.at_level(logging.INFO, "drafttree"):
         assert_weights(load_model(tmp_path, torch.float32, CPU, AS_STORED), expected)
-    assert "weights are unpacked, not multiplied as they are stored: drafttree-native is not installed" in caplog.text
+    assert "weights are unpacked, since they cannot be multiplied as they are stored: drafttree-nat" in caplog.text
 
 
 def test_a_config_that_says_another_method_than_the_tensors_is_refused(tmp_path):
@@ -209,7 +209,7 @@ def test_scales_that_are_no_float16_are_told(tmp_path):
     quantized_folders.write(llama(), tmp_path, "compressed-tensors")
     spoil(tmp_path, "model.layers.2.mlp.up_proj.weight_scale", 1.2e-7)
     message = told(ModelError, load_model, tmp_path, torch.float32, CPU, AS_STORED)
-    assert message.endswith('up_proj cannot be used: a scale is no float16; load it with quantize="none"')
+    assert message.endswith('up_proj cannot be used: a scale is not a float16; load it with quantize="none"')
     load_model(tmp_path, torch.float32, CPU)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from testing import tiny
 
 

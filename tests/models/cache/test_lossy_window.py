@@ -13,7 +13,9 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.compare import compare
 from drafttree.measure.reference import transformers_generate
-from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, Wants, append, choose_backend
+from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache
+from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.base import append
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend

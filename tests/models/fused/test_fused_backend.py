@@ -8,17 +8,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from drafttree.models import (
-    Segment,
-    TargetModel,
-    append,
-    choose_backend,
-    lay_out_for_cpu,
-    prefill,
-)
+from drafttree.models import Segment, TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append, prefill
 from drafttree.models.fused import fused_layer
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.module.module_backend import ModuleBackend, lay_out_for_cpu
 from drafttree.models.norms import norm_call
 from testing import tiny
 from testing.fused_families import CONFIGS

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill
+from drafttree.models import TargetModel
+from drafttree.models.base import prefill
 from testing import tiny
 
 GROUPED, SIZES = tiny.GROUPED, tiny.SIZES
@@ -110,4 +111,4 @@ def test_longrope_limits_the_context_to_its_original_length(caplog):
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, **factors}
     model = TargetModel(tiny.from_config(LlamaConfig(**GROUPED, rope_parameters=rope)))
     assert (model.context, model.rope_switch) == (32, None)
-    assert "LlamaForCausalLM is used up to LongRoPE's original context of 32 tokens, not to 64: " in caplog.text
+    assert "LlamaForCausalLM is limited to LongRoPE's original context of 32 tokens instead of 64: " in caplog.text

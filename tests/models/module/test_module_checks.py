@@ -19,7 +19,9 @@ from transformers import (
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import check_module
 from helpers.refusals import told
@@ -129,7 +131,7 @@ def test_a_quantised_target_may_have_a_head(tmp_path):
 def test_an_offloaded_target_lends_nothing_to_a_head(tmp_path):
     module = cpu_offload(tiny.build("llama"), execution_device=torch.device("cpu"))
     message = told(ModelError, drafttree.load, module, medusa_head(tmp_path))
-    assert "reads the target's weights, which accelerate keeps elsewhere; use a language model" in message
+    assert "it reads the target's weights, but accelerate has offloaded them; use a language model" in message
 
 
 def dynamically_quantised(module: PreTrainedModel) -> PreTrainedModel:
@@ -219,7 +221,9 @@ def test_layers_that_were_taken_out_are_told_and_swapped_ones_are_served(name):
     module = tiny.build(name)
     TargetModel(module, choose_backend)
     del module.model.layers[0]
-    with pytest.raises(ModelError, match=r"has 2 layers with the numbers \[1, 2\], so it writes to rows of layers"):
+    with pytest.raises(
+        ModelError, match=r"has 2 layers, but the layer_idx of their attention is \[1, 2\]; if layers were removed"
+    ):
         TargetModel(module, choose_backend)
     for place, block in enumerate(module.model.layers):
         block.self_attn.layer_idx = place

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from drafttree.models import CacheLayout, Output, Segment, TargetModel, TreeCache, append
+from drafttree.models import CacheLayout, Output, Segment, TargetModel, TreeCache
+from drafttree.models.base import append
 from drafttree.models.cache.recurrent_states import RecurrentStates, StatePool
 from drafttree.models.module.module_checks import recurrent_layers
 from drafttree.models.module.recurrent import TreeSteps

@@ -14,7 +14,9 @@ from transformers import MistralConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import drafttree
-from drafttree.models import TargetModel, append, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.quantize import quantize_int8
 from testing import tiny
@@ -178,7 +180,7 @@ def test_who_falls_back_says_why_and_comes_back(caplog):
     activation = model.module.model.layers[1].mlp.act_fn
     model.module.model.layers[1].mlp.act_fn = nn.Mish()
     before = logits(model)
-    reason = "no NativeBackend: a layer is not as those of its family (Mish is no activation that is known)"
+    reason = "no NativeBackend: a layer is not as those of its family (Mish is not a known activation)"
     assert f"FusedBackend ({reason})" in repr(model)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", f"LlamaForCausalLM runs on FusedBackend: {reason}")
@@ -205,7 +207,7 @@ def place(module: Any, mlp: nn.Module) -> None:
 
 
 OTHERS: dict[str, Edit] = {
-    "model.layers.2.mlp is of the class Doubled, which is none of transformers' own layers": lambda module: place(
+    "model.layers.2.mlp is of the class Doubled, which is not one of transformers' own layers": lambda module: place(
         module, Doubled(module.model.layers[2].mlp)
     ),
     "model.layers.2.mlp has a forward hook": lambda module: module.model.layers[2].mlp.register_forward_hook(

@@ -10,7 +10,9 @@ import torch
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.models import TargetModel, append, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append
 from drafttree.models.native import packed_model, packing_plan
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.norms import norm_of

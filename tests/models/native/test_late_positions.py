@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
 
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.native import native_backend, packing_plan
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny

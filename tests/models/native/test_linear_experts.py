@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import drafttree
-from drafttree.models import choose_backend
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.native.packed_products import WrongProductError, check_products
 from drafttree.models.native.packing_plan import PackingPlan

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
-from drafttree.models import TargetModel, append
+from drafttree.models import TargetModel
+from drafttree.models.base import append
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny

@@ -27,7 +27,9 @@ from transformers import (
 
 import drafttree
 from drafttree.core.openmp import openmp_libraries
-from drafttree.models import Segment, TargetModel, Wants, append, choose_backend, prefill
+from drafttree.models import Segment, TargetModel
+from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.base import append, prefill
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native import kernels, native_backend, packing_plan

@@ -26,7 +26,7 @@ def test_a_package_of_another_version_is_named_and_left_alone(monkeypatch, caplo
     package = SimpleNamespace(CALLS=kernels.CALLS + later)
     monkeypatch.setattr(kernels.importlib, "import_module", lambda name: package)
     assert kernels.find_native() is None
-    assert f"this drafttree needs {said} of drafttree-native; install both anew" in caplog.text
+    assert f"this drafttree needs {said} of drafttree-native; reinstall both" in caplog.text
 
 
 def test_a_package_that_does_not_load_is_told(monkeypatch, caplog):

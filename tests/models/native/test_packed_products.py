@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import drafttree.models.native.products as products
-from drafttree.models import TargetModel, append, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append
 from drafttree.models.module.released import ReleasedWeight
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.native.packed_model import PackedModel

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafttree.models import Segment, TargetModel, append
+from drafttree.models import Segment, TargetModel
+from drafttree.models.base import append
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 import drafttree
 from drafttree.drafters.target_parts import own_bytes
 from drafttree.engine.drafting.prices import _digest
-from drafttree.models import TargetModel, append, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append
 from drafttree.models.module.released import MAX_GIVEN_BACK, ReleasedWeight, shapes
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.int8_linear import Int8Linear

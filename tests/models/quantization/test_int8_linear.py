@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import prefill
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.quantization.int8_linear import INT8_MAX, LARGEST, Int8Linear, rounded_product
@@ -143,7 +145,7 @@ def test_what_cannot_be_quantised_is_told():
     module.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     assert "is quantised already (gptq)" in told(ModelError, quantize_int8, module)
     module = tiny.build("llama").to("meta")
-    assert "is on meta, where nothing multiplies int8 weights; leave out quantize" in told(
+    assert "is on meta, where no kernel multiplies int8 weights; leave out quantize" in told(
         ModelError, quantize_int8, module
     )
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.quantization.int8_linear import Int8Linear
 from drafttree.models.quantization.linear_experts import LinearExperts, linear_experts

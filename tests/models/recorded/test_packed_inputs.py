@@ -13,9 +13,10 @@ from torch import Tensor
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
-from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, choose_backend
+from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
-from drafttree.models.base import Backend
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import Backend, append
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PADDING_ROW, PooledCache, RangePool
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.packed_inputs import BUCKETS, MAX_REQUESTS, PackedAttention

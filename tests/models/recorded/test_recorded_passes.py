@@ -14,7 +14,9 @@ import torch
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
-from drafttree.models import Output, TargetModel, append, backend_choice, choose_backend, prefill
+from drafttree.models import Output, TargetModel, backend_choice
+from drafttree.models.backend_choice import choose_backend
+from drafttree.models.base import append, prefill
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, POOL_SIZE, Recorder
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.probe import make_probes, own_logits

@@ -82,9 +82,9 @@ Lengths = dict[str, dict[str, float]]
 class ContextOptions:
     """The contexts at which trees are judged."""
 
-    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0"
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures, above 0.")] = "0.2,0.4,0.6,0.8,1.0"
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2
-    stride: Annotated[int, typer.Option(min=1, help="Number of tokens between rounds.")] = 24
+    stride: Annotated[int, typer.Option(min=1, help="Number of tokens of text between two rounds.")] = 24
     seed: Seed = 0
 
 
@@ -255,7 +255,7 @@ def _contexts(
     decoder: "Decoder", prompt: "Prompt", rounds: int, stride: int, options: dict[str, Any]
 ) -> "Iterator[Request]":
     """Contexts along a text of the target: one request and its caches, moved by `stride` tokens each time."""
-    from drafttree.models import prefill
+    from drafttree.models.base import prefill
 
     text_length = (rounds - 1) * stride
     text = decoder.generate(prompt, max_new_tokens=text_length, **options).tokens if text_length else []
@@ -305,7 +305,9 @@ def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
     for spec in shapes:
         policy = make_policy(spec)
         if policy.uses_costs:
-            raise ConfigError(f"{spec!r} grows by what passes cost, not by a shape of its own; name another policy")
+            raise ConfigError(
+                f"{spec!r} has no shape of its own, since it grows by what passes cost; name another policy"
+            )
         for verifier in verifiers.values():
             compatibility.check(policy, verifier)
 

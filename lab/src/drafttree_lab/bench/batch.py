@@ -154,10 +154,13 @@ class BatchOptions:
         str, typer.Option(help="Fixed budgets to compare with: drafted nodes per request and round.")
     ] = "1,2,4,8"
     peers: Annotated[
-        str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}; transformers' generate_batch.")
+        str | None,
+        typer.Option(
+            help=f"Programs to compare with: {', '.join(PEERS)}. Of transformers, its generate_batch is measured."
+        ),
     ] = None
     one_by_one: Annotated[
-        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate one text after the other.")
+        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate the texts one after another.")
     ] = True
     repeats: Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")] = 3
 
@@ -188,12 +191,15 @@ def bench(
 ) -> None:
     """Measure speculation by batch size.
 
-    Compares the shared budget with packed plain decoding, fixed budgets and other programs, in turns on the same
+    Compares the shared budget with packed plain decoding, fixed budgets and other programs, alternately on the same
     prompts, with texts of the same length.
     """
     plan = batch_options.parse()
     if plan.programs and draws.temperature:
-        raise ConfigError("other programs draw in their own ways; leave out --temperature or --peers")
+        raise ConfigError(
+            "other programs draw other random numbers, so only greedy texts can be compared; leave out "
+            "--temperature or --peers"
+        )
     Sampling.from_options(asdict(draws))
     if models.inflated:
         find_shape(models.inflated)
@@ -519,7 +525,7 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     rows = report["rows"]
     yield f"{report['target']}, {report['threads']} threads"
     yield "steady state: rounds of a full batch in which no prompt is read"
-    yield "the best fixed budget is the one that was fastest in these very turns"
+    yield "best fixed budget: the one that was fastest in the same turns"
     if any(ONE_BY_ONE in row["end to end"] for row in rows):
         yield f"one by one: plain decoding, without a batch, of the first {ALONE} prompts of each turn at one size"
     if failures := report["drafter_failures"]:

@@ -74,7 +74,9 @@ def _check_programs(programs: Sequence[str], models: Sequence[str]) -> None:
         raise unknown("peer", unknown_peer, [LLAMA_CPP])
     check_installed(programs)
     if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
-        raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
+        raise ConfigError(
+            f"{LLAMA_CPP} reads GGUF files, and {folder!r} is not one; leave out --peers, or give GGUF files"
+        )
 
 
 def make_tasks(

@@ -1,4 +1,4 @@
-"""Methods compared with plain decoding on the same prompts, in turns in one process.
+"""Methods compared with plain decoding on the same prompts, alternately in one process.
 
 Greedy texts of base models often end in a loop, which any drafter predicts. So if all prompts are in one group, prompts
 with and without looping texts are also reported apart.
@@ -61,7 +61,7 @@ class MethodOptions:
 
     drafters: Annotated[
         list[str] | None,
-        typer.Option("--drafters", "--drafter", help='Names, folders or hub names; by default what "auto" stands for.'),
+        typer.Option("--drafters", "--drafter", help='Names, folders or hub names; by default "auto".'),
     ] = None
     policies: Annotated[
         list[str] | None,
@@ -145,11 +145,13 @@ class TimingOptions:
     passes: Annotated[
         str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
     ] = None
-    contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256"
+    contexts: Annotated[str, typer.Option(help="Numbers of tokens in the KV cache before these passes.")] = "256"
     reading: Annotated[
         str | None, typer.Option(help='Also time reading prompts of so many tokens, such as "1000,4000".')
     ] = None
-    count: Annotated[bool, typer.Option("--count-work", help="Also count torch operations and own calls.")] = False
+    count: Annotated[
+        bool, typer.Option("--count-work", help="Also count torch operations and calls of drafttree's own kernels.")
+    ] = False
     repeats: Repeats = 3
 
     def parse(self) -> Timings:
@@ -232,7 +234,7 @@ def bench(
     peers: Annotated[str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}.")] = None,
     timing_options: TimingOptions = TimingOptions(),
 ) -> None:
-    """Measure methods against plain decoding, in turns.
+    """Measure methods and plain decoding alternately.
 
     Every drafter with every policy, or those of --methods: the terms of the speed-up by prompt file, and what a round
     spends where. --limit takes that many prompts from each file, evenly spaced.
@@ -263,14 +265,15 @@ def _check_programs(programs: Sequence[str], models: TargetOptions, draws: DrawO
         raise ConfigError("transformers has no int8 here; leave it out of --peers, or leave out --quantize")
     if draws.temperature and {*programs} - {TRANSFORMERS}:
         raise ConfigError(
-            "other programs draw in ways of their own; leave out --temperature, or take transformers alone"
+            "other programs draw other random numbers, so only greedy texts can be compared; leave out "
+            "--temperature, or use --peers transformers"
         )
 
 
 def _measure(
     writers: Writers, sets: Mapping[str, Sequence[list[int]]], timings: Timings, store: "RunStore"
 ) -> dict[str, Any]:
-    """Let all ways answer the prompts of all sets in turns, and take the other timings."""
+    """Let all ways answer the prompts of all sets alternately, and take the other timings."""
     from drafttree.engine.generation import Generation
     from drafttree_lab.round_work import count_work
 
@@ -339,7 +342,8 @@ def _make_decoders(
 ) -> dict[str, "Decoder"]:
     """Decoders for plain decoding and every method, also with `exact_text` if asked for."""
     from drafttree.measure.method_decoders import make_decoders
-    from drafttree.models import TargetModel, Wants, choose_backend
+    from drafttree.models import TargetModel
+    from drafttree.models.backend_choice import Wants, choose_backend
 
     decoders = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
     if not exact_text:
@@ -448,7 +452,7 @@ def pass_bytes(model: Any, context: int) -> int:
 
     An embedding counts one row; a mixture of experts counts the experts of one token.
     """
-    from drafttree.models import prefill
+    from drafttree.models.base import prefill
     from drafttree.models.native.products import weight_place
     from drafttree.models.quantization.quantized_embedding import table_of
 
@@ -489,8 +493,12 @@ def _show(report: Mapping[str, Any]) -> None:
         _show_group(group, rows)
     loop_note = "texts loop (their last 48 tokens repeat with a period of at most 16)"
     print(f"{report['looping']} of {report['prompts']} {loop_note}")
-    print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
-    print("R law = tau (1 + h0) / (v + c*delta + h), prompts left out as in R decoding; terms are medians over repeats")
+    print(
+        "tokens/s: all tokens over all seconds, including the time for prompts; R: tokens/s over plain decoding's "
+        "[95 % interval by jackknife]"
+    )
+    print("R law = tau (1 + h0) / (v + c*delta + h), with each term a median over repeats")
+    print("R law and R decoding leave out the time in which prompts are read")
     if report["versions"]:
         print(", ".join(map(" ".join, report["versions"].items())))
 

@@ -60,11 +60,13 @@ class MicroOptions:
     """The sizes at which verifiers and policies are timed, and how often."""
 
     vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000"
-    nodes: Annotated[str, typer.Option(help="Tree sizes that verifiers judge, root included.")] = "16,64,256"
+    nodes: Annotated[str, typer.Option(help="Sizes of the trees that are verified, root included.")] = "16,64,256"
     hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 4096
     temperature: Annotated[float, typer.Option(help="Sampling temperature of verifiers, above 0.")] = 1.0
-    alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for growth.")] = "0.7,1.35,5"
-    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that verifiers judge.")] = 5
+    alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for the rows that trees grow on.")] = (
+        "0.7,1.35,5"
+    )
+    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are verified.")] = 5
     trees: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are grown.")] = REPEATS
     device: Device = "auto"
 
@@ -91,7 +93,8 @@ def bench(
 ) -> None:
     """Time verifiers, and how policies grow trees, without models.
 
-    Verifiers beside the logits they need; growth on rows that follow Zipf's law. "none" leaves one of the two out.
+    Times verifiers beside the computation of the logits they need, and policies on rows that follow Zipf's law. "none"
+    leaves out one of the two.
     """
     sizes = parse_numbers(options.nodes, "--nodes")
     vocabs = parse_numbers(options.vocab, "--vocab")
@@ -342,13 +345,18 @@ def _show(report: Mapping[str, Any]) -> None:
         title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {machine}"
         console.print(measure.to_table(title, timed_rows, JUDGED), "")
     if report["verifiers"]:
-        print("ms: per verification of a tree; share: of that in verifier and logits; grow: time for noise or draws")
+        print(
+            "ms: time to verify a tree; logits ms: time to compute the target's logits; share: ms over the sum of both"
+            "; grow ms: time for noise or draws while the tree grows"
+        )
     for (vocab, alpha), rows in group_by(report["growth"], itemgetter("vocab", "alpha")).items():
         names = {"ms a tree": "seconds", "ms a level": "per_level", "mean ms a tree": "mean_seconds"}
         title = f"vocabulary {vocab}, alpha {alpha:g}; {machine}, {report['trees']} trees each"
         console.print(measure.to_table(title, _in_milliseconds(rows, names), GROWN), "")
     if report["growth"]:
-        print("medians but for the last column; the drafter's passes are left out, the softmax of its logits is not")
+        print(
+            "medians, except in the last column; times include the softmax of the drafter's logits, but not its passes"
+        )
 
 
 def _in_milliseconds(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Iterator[dict[str, Any]]:

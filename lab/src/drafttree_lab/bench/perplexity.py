@@ -51,17 +51,19 @@ def bench(
     model: Annotated[str, typer.Argument(help="Folder, GGUF file, hub name or embedded name.")],
     text: Annotated[Path, typer.Option(help="The text, plain or as .gz.", exists=True, dir_okay=False)],
     tokens: Annotated[int, typer.Option(min=2, help="Number of tokens, from the beginning of the text.")] = 70_000,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a part.")] = 512,
+    length: Annotated[int, typer.Option(min=2, help="Number of tokens of each part of the text.")] = 512,
     quantize: Annotated[
         list[str] | None,
-        typer.Option(help=f"How weights are rounded: {', '.join(WAYS)}. May be repeated; int8 and int8-head without."),
+        typer.Option(
+            help=f"How to round the weights: {', '.join(WAYS)}. May be repeated. Without it, int8 and int8-head."
+        ),
     ] = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Measure what rounding weights costs in perplexity.
 
-    "as-stored" multiplies the weights of a GGUF file or a quantised folder as they are stored, whose rows are rounded
-    to eight bits. All are compared with the weights as they are unpacked.
+    "as-stored" multiplies the weights of a GGUF file or a quantised folder as they are stored, and rounds its inputs to
+    eight bits. Everything is compared with the unpacked weights.
     """
     from drafttree.loading.pretrained import load_tokenizer
 
@@ -132,7 +134,8 @@ class Way:
         from drafttree.loading.placement import find_placement
         from drafttree.loading.pretrained import load_model
         from drafttree.loading.target_options import AS_STORED
-        from drafttree.models import TargetModel, choose_backend
+        from drafttree.models import TargetModel
+        from drafttree.models.backend_choice import choose_backend
         from drafttree.models.quantization.quantize import quantize_int8
 
         device, dtype = find_placement(self._dtype, "auto")

@@ -1,7 +1,7 @@
 """Real models: whether their texts are right, and how fast they are compared with other programs.
 
-The models are GGUF files in a folder. Speeds are of texts that all ways write in turns, in bfloat16 and int8, prompts
-included; llama.cpp reads the file as stored. Texts in float32 are compared with those of transformers.
+The models are GGUF files in a folder. Speeds are of texts that all ways write alternately, in bfloat16 and int8,
+prompts included; llama.cpp reads the file as stored. Texts in float32 are compared with those of transformers.
 """
 
 import hashlib
@@ -105,16 +105,22 @@ class RealPlan:
 class RealOptions:
     """Which models write which prompts, by options."""
 
-    models: Annotated[list[str] | None, typer.Option("--model", help="Take this file alone. May be repeated.")] = None
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Measure only this model: a file's name without .gguf. May be repeated."),
+    ] = None
     precisions: Annotated[
-        list[str] | None, typer.Option("--precision", help=f"Of {', '.join((*SPEEDS, TEXTS))}. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--precision", help=f"Measure only this precision: {', '.join((*SPEEDS, TEXTS))}. May be repeated."
+        ),
     ] = None
     prompts: Files = None
-    limit: Annotated[int, typer.Option(min=1, help="Prompts where speeds count.")] = 6
-    timed: Annotated[int, typer.Option(min=1, help="Of these, prompts that transformers answers too.")] = 2
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text where speeds count.")] = 64
-    texts: Annotated[int, typer.Option(min=1, help="Prompts in float32.")] = 20
-    text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts for the speeds.")] = 6
+    timed: Annotated[int, typer.Option(min=1, help="How many of these prompts transformers answers too.")] = 2
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of new tokens per text for the speeds.")] = 64
+    texts: Annotated[int, typer.Option(min=1, help="Number of prompts for the comparison of texts in float32.")] = 20
+    text_tokens: Annotated[int, typer.Option(min=1, help="Number of new tokens per text in float32.")] = 16
 
     def plan(self, files: Sequence[Path], other_files: Sequence[Path]) -> RealPlan:
         """The plan for some files.
@@ -177,7 +183,7 @@ def bench(
 
 
 def _race(plan: RealPlan, writers: Writers, store: "RunStore") -> "list[Cell]":
-    """Let all models answer their prompts in all ways, in turns."""
+    """Let all models answer their prompts in all ways, alternately."""
     from drafttree.engine.generation import Generation
 
     ways = dict(writers.ways([*plan.timed_runs, *plan.text_runs]))
@@ -414,8 +420,14 @@ def show(report: Mapping[str, Any]) -> None:
         console.print(measure.to_table(f"{model}, {precision}", table_rows, SPEED_COLUMNS))
     table_rows = [{**row, "equal to transformers'": _share(row), "": row.get("failure")} for row in report["texts"]]
     console.print(measure.to_table("texts in float32", table_rows, TEXT_COLUMNS))
-    print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
-    print("R law = tau (1 + h0) / (v + c*delta + h), without prompts; same text: of plain decoding in that precision")
+    print(
+        "tokens/s: all tokens over all seconds, including the time for prompts; R: tokens/s over plain decoding's "
+        "[95 % interval by jackknife]"
+    )
+    print(
+        "R law = tau (1 + h0) / (v + c*delta + h), without the time in which prompts are read; same text: texts that "
+        "equal plain decoding's in that precision"
+    )
     print(", ".join(map(" ".join, report["versions"].items())))
 
 
@@ -431,7 +443,7 @@ def _share(row: Mapping[str, Any]) -> str | None:
 
 
 def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
-    """The prompts of files; without files, the shipped prompts of chat and code in turns."""
+    """The prompts of files; without files, the shipped prompts of chat and code alternately."""
     if prompts:
         return spread_examples(prompts, limit)
 

@@ -1,4 +1,4 @@
-"""A server under load, compared with one without a drafter, or without prefix sharing, in turns on the same prompts."""
+"""A server under load, compared with one without a drafter or prefix sharing, alternately on the same prompts."""
 
 import asyncio
 import re
@@ -136,8 +136,8 @@ class ServedOptions:
 def bench(served: ServedOptions, json_: AsJson = False) -> None:
     """Measure a server under load, with and without drafts.
 
-    Both servers run as processes of their own and answer the same prompts over HTTP in turns. With --system-tokens, the
-    other server is `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
+    Both servers run as processes of their own and answer the same prompts over HTTP alternately. With --system-tokens,
+    the other server is `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
     """
     check_requirements("serving", "serve")
     sizes = parse_numbers(served.clients, "--clients", 1)
@@ -292,7 +292,7 @@ def _show(report: Mapping[str, Any]) -> None:
     console.print(measure.to_table(WAITS, chain.from_iterable(map(_wait_rows, rows)), columns))
     same_count = sum(map(itemgetter("same"), rows))
     texts = sum(map(itemgetter("texts"), rows))
-    print(f"{report['turns']} turns of each; {same_count} of {texts} texts are {SECOND[ways[1]]}")
+    print(f"{report['turns']} turns of each server; {same_count} of {texts} texts equal {SECOND[ways[1]]}")
     if same_count < texts:
         print(ROUNDING)
 

@@ -57,7 +57,7 @@ class PlanOptions:
     repeats: Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")] = 1
     model: Annotated[
         str | None,
-        typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
+        typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the target of each result."),
     ] = None
     data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None
 
@@ -80,10 +80,17 @@ class RunOptions:
         int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
     ] = None
     contexts: Annotated[
-        int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of positions after each prompt at which verifiers of drawn (sampled) trees are compared.",
+        ),
     ] = CONTEXTS
     counts_only: Annotated[
-        bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
+        bool,
+        typer.Option(
+            "--counts-only", help="Count tokens and passes, and time nothing: the result is the same on every machine."
+        ),
     ] = False
     inflate: Annotated[
         str | None,
@@ -95,7 +102,8 @@ class RunOptions:
         bool,
         typer.Option(
             "--agreement/--no-agreement",
-            help="Judge claims with drafters as near to the target as the papers' too, where others stand for them.",
+            help="Where another drafter stands in for a paper's own, also judge the claims with a drafter that is "
+            "fitted to agree with the target as often as the paper's.",
         ),
     ] = True
     cost: Annotated[
@@ -134,7 +142,7 @@ class Plan:
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """By role, the drafters that stand for the papers' own."""
+        """By role, the drafters that replace the papers' own."""
         return {role: drafter for role, drafter in self.drafters.items() if role not in self.given}
 
     @property
@@ -180,18 +188,19 @@ replay = typer.Typer(
 def run(
     options: PlanOptions,
     what: Annotated[
-        list[str] | None, typer.Argument(help='What to run: "all", papers, results such as talon/1. Default: --paper.')
+        list[str] | None,
+        typer.Argument(help='What to run: "all", papers, or results such as talon/1. Default: the papers of --paper.'),
     ] = None,
     results: ResultOptions = RESULTS,
     running: RunOptions = RUNNING,
 ) -> None:
-    """Run tables and figures, and judge the claims.
+    """Rerun the tables and figures of papers, and judge their claims.
 
     Published values stand beside measured ones, with a verdict on every claim. R is the speed-up by counted tokens and
     passes, tau (1 + h0) / (v + c delta + h), at the costs of --cost.
 
-    The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 1 if every
-    turn failed, 3 if the minutes are over and runs are left.
+    The word "run" may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 1 if every
+    turn failed, 3 if the time ran out first.
     """
     if running.inflate:
         find_shape(running.inflate)
@@ -272,11 +281,12 @@ def _prepare(
 def list_(
     options: PlanOptions,
     what: Annotated[
-        list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: --paper, or all.")
+        list[str] | None,
+        typer.Argument(help="Papers, or results such as talon/1. Default: the papers of --paper, or all."),
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """List every table and figure.
+    """List every table and figure of the papers.
 
     Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
@@ -293,7 +303,8 @@ def list_(
         show_list(rows)
     if options.target == EMBEDDED:
         caveat = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
-        print(f"{caveat}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
+        extra_work = "those must first be found, and run each text four more times (--no-agreement omits them)"
+        print(f"{caveat}; {extra_work}", file=sys.stderr)
 
 
 @replay.command(cls=HelpCommand)
@@ -303,16 +314,19 @@ def report(
         Path, typer.Option("--output", "-o", help="File to write: .html for everything, .md for the claims.")
     ] = Path("replay.html"),
 ) -> None:
-    """Write the results of a folder as a page.
+    """Write the results of a replay to a page.
 
-    It has every table, figure and verdict. A file that ends in .md has a table of the claims alone. No model is loaded.
+    The page has every table, figure and verdict. A file that ends in .md gets only the table of claims. No model is
+    loaded.
     """
     from drafttree_lab.replay.paper_files import KEPT, use_papers
     from drafttree_lab.replay.results import read_results
     from drafttree_lab.report.page import write_report
 
     if output.suffix not in (".html", ".md"):
-        raise ConfigError(f"-o {str(output)!r} is no .html or .md file; a report is a page, or a table in Markdown")
+        raise ConfigError(
+            f"-o {str(output)!r} does not end in .html (a page) or .md (a table in Markdown); name such a file"
+        )
     use_papers(sorted((folder / KEPT).glob("*.toml")))
     write_report(read_results(folder), output)
     print(f"written: {output}", file=sys.stderr)

@@ -31,7 +31,7 @@ Roles = Annotated[
 class MapOptions:
     """How much is counted, and where."""
 
-    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, of all sets in turn.")] = 16
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, taken from all sets alternately.")] = 16
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per text.")] = 96
     seed: Seed = 0
     device: Device = "auto"
@@ -51,7 +51,8 @@ def map_(
     """Count which policy is fastest where.
 
     The map goes by agreement of drafter and target, confidence of the drafter, cost of a draft pass and cost of a tree.
-    Nothing is timed, so any machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
+    Nothing is timed, so any machine gives the same map. The exit code is 0 if all is done, 3 if the time ran
+    out first.
     """
     from drafttree.measure.run_store import NothingFinished
     from drafttree_lab.graded import CONFIDENCES
@@ -62,7 +63,7 @@ def map_(
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
     if output and output.suffix != ".svg":
-        raise ConfigError(f"-o {str(output)!r} is no .svg file; the map is drawn as SVG, for light and dark ground")
+        raise ConfigError(f"-o {str(output)!r} does not end in .svg; name such a file")
     drafters, missing_roles = find_roles(["traversal"], target, parse_roles(roles or []))
     if ROLE not in drafters:
         raise ConfigError(missing_roles[ROLE])
@@ -107,7 +108,7 @@ def show_map(winner_map: "WinnerMap") -> None:
         if points := winner_map.of_slope(slope):
             _show_curve(f"v(n) = 1 + {slope:g} (n - 1), {description}", points)
     if not winner_map.points:
-        console.print("no drafter is counted with every policy yet", "")
+        console.print("the map is empty so far: no drafter has been run with every policy", "")
     _show_pairs(winner_map)
     _show_questions(winner_map)
     loop_note = f"{winner_map.looping} of {winner_map.prompts} texts of {winner_map.length} tokens end in a loop"

@@ -12,14 +12,16 @@ from drafttree.interfaces.console import print_json, progress
 def support(
     only: Annotated[list[str] | None, typer.Option(help="A model type, such as qwen3. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for results. The same command continues from it.")] = None,
-    popular: Annotated[bool, typer.Option("--popular", help="Popular models at their true sizes instead.")] = False,
+    popular: Annotated[
+        bool, typer.Option("--popular", help="Check popular models at their true sizes instead.")
+    ] = False,
     json_: AsJson = False,
 ) -> None:
     """Check every architecture of transformers.
 
     Builds each one small, with random weights, and compares its texts with transformers' own. Prints a Markdown table.
-    With `--popular`, models that people use, with their own contexts, vocabularies and heads. The exit code is 1 if a
-    text differs, or an error is not drafttree's own.
+    With --popular, it builds popular models with their true context lengths, vocabulary sizes and attention heads. The
+    exit code is 1 if a text differs, or if an error is not drafttree's own.
     """
     from drafttree_lab.support import POPULAR, architectures, check_all, popular_to_markdown, to_markdown
 

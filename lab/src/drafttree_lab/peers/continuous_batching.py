@@ -72,7 +72,7 @@ def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: boo
 def why_not(decoder: Decoder, prompt: Sequence[int]) -> str | None:
     """Try `generate_batch`, which also warms it up: None if it works, or else why not."""
     if not isinstance(decoder.target, TargetModel):
-        return "the target is no transformers model"
+        return "the target is not a transformers model"
     if decoder.target.lossy_window:
         return "it has no lossy_window"
     try:

@@ -108,7 +108,7 @@ def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:
     for name in result.methods:
         method = paper.methods[name]
         if method.role not in (None, role):
-            missing_methods[name] = f"a drafter that is fitted to the row of {role} tells nothing of {method.role}"
+            missing_methods[name] = f"a drafter that is fitted to the row of {role} says nothing about {method.role}"
         elif method.assisted or method.lossy_window:
             missing_methods[name] = "it is run with the drafter that ships alone"
     claims = [claim for claim in result.claims if result.is_judged(claim, timed=False)]

@@ -108,7 +108,7 @@ def _noted(module: nn.Module, passes: list[Pass], *, is_target: bool) -> Iterato
 def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, end_time: float) -> Iterator[TextRound]:
     """A round for every target pass, with the draft passes before it.
 
-    From its second pass on, the target begins to read at the last committed token. So the position of a pass tells the
+    From its second pass on, the target begins to read at the last committed token. So the position of a pass shows the
     length of the text.
     """
     groups = list(_groups(passes))

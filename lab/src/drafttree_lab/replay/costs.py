@@ -87,7 +87,7 @@ def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
         draft = (costs[0] - round_cost) / depth
     allowed = np.flatnonzero((draft >= 0) & (round_cost >= 0))[:DRAWS]
     if allowed.size < DRAWS:
-        raise ConfigError("by these rows c or h is negative; see to their costs and errors, and to target_pass")
+        raise ConfigError("these rows give a negative c or h; check their costs and errors, and target_pass")
     are_paid = float(role is not None)
     return PassCosts(are_paid * draft[allowed], target, are_paid * round_cost[allowed])
 
@@ -109,7 +109,7 @@ class CostSource:
         """Parse "published", "measured" or costs such as "c=0.08,v=1.2".
 
         Raises:
-            ConfigError: the text is none of these.
+            ConfigError: the text is not one of these.
         """
         if text in (PUBLISHED, MEASURED):
             return cls(text)

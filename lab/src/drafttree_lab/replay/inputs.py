@@ -118,7 +118,7 @@ def find_roles(
     drafters_by_role = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
     drafters_by_role |= named_drafters
     missing_roles = {
-        name: f"no drafter stands for {role.paper}; name one with --as {name}=DRAFTER"
+        name: f"no drafter replaces {role.paper}; name one with --as {name}=DRAFTER"
         for name, role in roles.items()
         if name not in drafters_by_role
     }
@@ -138,7 +138,7 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
         InputError: the folder is missing, or a file has a mistake; the message has its name and line number.
     """
     if folder and not folder.is_dir():
-        raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
+        raise InputError(f"--data {str(folder)!r} is not a folder; name one that is laid out as docs/replay.md says")
     texts: dict[Place, Sequence[Example]] = {}
     missing_reasons: dict[Place, str] = {}
     notes: dict[Place, str] = {}

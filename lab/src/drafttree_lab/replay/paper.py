@@ -100,7 +100,7 @@ class PaperMethod(Strict):
 
     Attributes:
         role: the drafter's name in the paper's `roles`; None for plain decoding.
-        policy: the tree policy; `{axis}` in it stands for the value of the result's axis.
+        policy: the tree policy; `{axis}` in it is replaced by the value of the result's axis.
         policies: other policies, by the prompt set or axis value that they are for.
         verifier: name of the verifier above temperature 0; None for the one that keeps a seed's text.
         assisted: whether it is transformers' assisted generation at its defaults; the policy is then unused.
@@ -125,7 +125,7 @@ class Role(Strict):
 
     Attributes:
         paper: the paper's checkpoints.
-        stand_in: the drafter that stands for it on the embedded target; None without one.
+        stand_in: the drafter that replaces it on the embedded target; None without one.
     """
 
     paper: str
@@ -244,9 +244,9 @@ class Axis(Strict):
     def _can_be_set(self) -> "Axis":
         for value in self.values:
             if self.varies == "temperature" and not (isinstance(value, float | int) and value >= 0):
-                raise Mistake(f"{value!r} is no temperature; give numbers of 0 or more", "values")
+                raise Mistake(f"{value!r} is not a temperature; give numbers of 0 or more", "values")
             if self.varies in ("max_new_tokens", "prompt_tokens") and not (isinstance(value, int) and value >= 1):
-                raise Mistake(f"{value!r} is no length in tokens; give whole numbers of 1 or more", "values")
+                raise Mistake(f"{value!r} is not a length in tokens; give whole numbers of 1 or more", "values")
         return self
 
 
@@ -324,7 +324,7 @@ class Comparison(_Measurable):
         right_metric: metric of the right side; None for the same.
         sign: whether the left side is greater or less.
         hangs_on: a number that the paper leaves open and the claim depends on, with the value that is used here.
-        others: by other value of that number, the method that stands for `left`.
+        others: by other value of that number, the method that replaces `left`.
     """
 
     kind: Literal["comparison"] = "comparison"
@@ -588,4 +588,4 @@ class Paper(Strict):
 
 def _among(name: object, names: Collection[object], *key_path: str | int) -> None:
     if name is not None and name not in names:
-        raise Mistake(f"{name!r} is none of {', '.join(map(str, names))}", *key_path)
+        raise Mistake(f"{name!r} is not one of {', '.join(map(str, names))}", *key_path)

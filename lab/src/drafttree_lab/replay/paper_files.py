@@ -79,7 +79,7 @@ def read_paper(name: str) -> Paper:
         message = f"{steps[-1]!r} is missing"
     elif problem["type"] == "union_tag_invalid" and context.keys() >= {"tag", "expected_tags"}:
         steps = (*steps, "kind")
-        message = f"{context['tag']!r} is none of {context['expected_tags'].replace(chr(39), '')}"
+        message = f"{context['tag']!r} is not one of {context['expected_tags'].replace(chr(39), '')}"
     elif message.startswith("Input should"):
         message = f"{reprlib.repr(problem['input'])} is wrong: {message.replace('Input', 'it', 1)}"
     raise mistake(name, steps, message)
@@ -126,7 +126,7 @@ def _read(name: str) -> str:
 
 
 def _dotted(key_path: Place) -> str:
-    """A path as TOML writes it, without indices: the line tells which element of a list it is in."""
+    """A path as TOML writes it, without indices: the line shows which element of a list it is in."""
     names = (step for step in key_path if isinstance(step, str))
     return ".".join(name if BARE_KEY.fullmatch(name) else f'"{name}"' for name in names)
 

@@ -1,4 +1,4 @@
-"""What a replay runs: the ways that write the same prompts in turns, and the tasks in their order."""
+"""What a replay runs: the ways that write the same prompts alternately, and the tasks in their order."""
 
 import ast
 import hashlib
@@ -146,13 +146,13 @@ class Setting:
 
     @property
     def key(self) -> Key:
-        """Part of the keys of cells; the prompt's digest stands for the set there."""
+        """Part of the keys of cells; they have the prompt's digest in place of the set."""
         return (self.temperature, self.max_new_tokens, self.prompt_tokens or 0, int(self.ignore_eos))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Ways that write the same prompts in turns, at one setting.
+    """Ways that write the same prompts alternately, at one setting.
 
     Attributes:
         setting: the setting of all ways.
@@ -248,7 +248,7 @@ class Task:
 
     @property
     def turn_key(self) -> Key:
-        """The key of its times. It names all ways, since they ran in turns; results share it."""
+        """The key of its times. It names all ways, since they ran alternately; results share it."""
         return ("turn", self.block.digest, *self.block.setting.key, self.digest, self.repeat)
 
     @property

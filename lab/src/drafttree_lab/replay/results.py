@@ -239,7 +239,7 @@ def _told_target_costs(experiment: Experiment) -> str:
     target = next(iter(experiment.costs.values())).target
     curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
     if len(target.sizes) > 1:
-        return f"{curve}, and beyond it the line through the last two, of which nothing tells the error"
+        return f"{curve}, and beyond it the line through the last two, whose error is not known"
     return curve
 
 
@@ -434,9 +434,11 @@ def read_results(folder: Path) -> list[KeptResult]:
     cells = folder / RUNS
     if not paths and cells.is_file() and (runs := cells.read_bytes().count(b"\n")):
         remains = f"{runs} finished run{'s' if runs > 1 else ''} of a replay that ended before its first results"
-        raise InputError(f"{folder}: {remains}; the same command goes on from there")
+        raise InputError(f"{folder}: {remains}; the same command continues from there")
     if not paths:
-        raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
+        raise InputError(
+            f"{folder}: the folder has no results of a replay; run drafttree replay with --out {folder} first"
+        )
     positions: dict[str, int] = {}
     for paper in paper_names():
         for name in read_paper(paper).results:
@@ -462,7 +464,9 @@ def _read(path: Path) -> KeptResult:
             else None
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: no result of a replay; remove it, and run drafttree replay again") from error
+        raise InputError(
+            f"{path}: this is not a result of a replay; remove the file, and run drafttree replay again"
+        ) from error
     if result is None:
         raise InputError(
             f"{path}: a result in the format of another version; run its command again, with another --out"

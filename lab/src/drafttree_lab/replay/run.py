@@ -1,4 +1,4 @@
-"""Runs experiments: counts the texts of every way, and times all ways of a block in turns."""
+"""Runs experiments: counts the texts of every way, and times all ways of a block alternately."""
 
 import math
 import time
@@ -186,7 +186,7 @@ class DrafterFits:
     Attributes:
         target: the target.
         runner: runs texts after prompts on which no claim is judged.
-        drafters: by role, the drafters that stand for the papers' own.
+        drafters: by role, the drafters that replace the papers' own.
         sizes: how much is run.
         fits: by paper, model and result, the fit, or why there is none.
     """

@@ -360,7 +360,7 @@ def _ways_of(name: str, blocks: Sequence[Block]) -> list[Way]:
 
 
 def _representative(metric: Metric) -> Metric:
-    """One metric that stands for all metrics that are computed from the same cells in the same way."""
+    """One metric that represents all metrics that are computed from the same cells in the same way."""
     for group in (SPEEDS, LENGTHS):
         if metric in group:
             return min(group)

@@ -9,15 +9,17 @@ from drafttree_lab.support.sweep import VERSIONS, SupportTable
 
 TEXT = """# Models
 
-Every causal language model of transformers {transformers}, built small and random with every kind of layer it
-mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
-`drafttree support --out FILE > docs/models.md`, which goes on from what FILE has; `--only NAME` checks one.
+<!-- `drafttree support --out FILE > docs/models.md` makes this page. It continues from FILE.
+`--only NAME` tests one architecture. -->
 
-- **exact**: greedy texts over {policies} are those that transformers' `generate` wrote
-  with the same weights before drafttree touched them, and texts drawn with a seed are those of plain decoding,
-  but for ties: scores within 1e-5, between which rounding decides.
-  {length} tokens behind prompts of {lengths}, windows of 8; the test drafter alternates between right,
-  second-best and wrong tokens.
+Does drafttree run your architecture? This table has every causal language model in transformers {transformers}. Each
+was built small, with random weights and every kind of layer that it mixes, and run by drafttree {drafttree} (torch
+{torch}, CPU, float32).
+
+- **exact**: greedy texts with {policies} equal those that transformers' `generate` wrote with
+  the same weights, before drafttree touched them. Texts drawn with a seed equal those of plain decoding. Ties are left
+  out: scores within 1e-5, between which rounding decides. Texts have {length} tokens, prompts {lengths}, and sliding
+  windows 8. The test drafter alternates between correct, second-best and wrong tokens.
 - **refused**: `drafttree.load` says why in one line.
 - **not built**: transformers cannot make the small model, or generate with it.
 - **fails**: another text, or an error that is not drafttree's own.
@@ -34,11 +36,15 @@ A model beside others is as its language model: {parts}.
 
 POPULAR_TEXT = """# Popular models
 
-Their own configs, with few layers, small widths and random weights: contexts, vocabularies, heads, windows, rotary
-embeddings, experts and the tokens that end a text are the model's (`drafttree_lab/support/popular_configs.py` says
-where they are from). Run by drafttree {drafttree} (torch {torch}, transformers {transformers}, CPU, float32). Made by
-`drafttree support --popular --out FILE > docs/popular-models.md`. Results are those of [models](models.md). The last
-column says what runs the target's passes on a CPU, and why nothing faster does.
+<!-- `drafttree support --popular --out FILE > docs/popular-models.md` makes this page. -->
+
+Does drafttree run your model, and what runs its passes on a CPU? If nothing faster does, the last column says why.
+[Models](models.md) explains the results.
+
+Each model was built from its own config, with few layers, small widths and random weights. Contexts, vocabularies,
+heads, windows, rotary embeddings, experts and EOS tokens are the model's own (sources are in
+`drafttree_lab/support/popular_configs.py`). They were run by drafttree {drafttree} (torch {torch}, transformers
+{transformers}, CPU, float32).
 
 {counts}.
 

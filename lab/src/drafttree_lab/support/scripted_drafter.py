@@ -8,7 +8,7 @@ from torch import Tensor
 from drafttree.drafters import HiddenStates, Session
 
 LIFTS = (4.0, -0.5, 4.0, 4.0, -0.5, 4.0, -20.0)
-"""The right token's logit minus the best wrong one's, in turns: it is best, second best, or not drafted."""
+"""The right token's logit minus the best wrong one's, in cycles: it is best, second best, or not drafted."""
 
 
 class ScriptedDrafter:

@@ -57,7 +57,7 @@ def check_all(
 
     Args:
         selected_names: names of `architectures`, or of `POPULAR` for popular models; all by default. The type of a
-            multimodal model stands for its language model.
+            multimodal model means its language model.
         out: file of JSON lines that keeps the results. What it has is not computed again, except failures and results
             of other versions.
         progress: called after every architecture with its name.
@@ -91,7 +91,9 @@ def _read(path: Path) -> dict[str, Finding]:
                 finding = Finding(**entry["finding"])
                 findings[finding.name] = finding
     except (OSError, ValueError, TypeError, KeyError):
-        raise InputError(f"--out {str(path)!r} is no file of results of drafttree support; name another") from None
+        raise InputError(
+            f"--out {str(path)!r} is not a file of results of drafttree support; name another file"
+        ) from None
     return {name: finding for name, finding in findings.items() if finding.passed}
 
 

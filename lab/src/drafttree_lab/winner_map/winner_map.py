@@ -58,7 +58,7 @@ AGREEMENTS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 DRAFT_COSTS = (0.01, 0.03, 0.1, 0.2, 0.4)
 """c: the cost of a draft pass in target passes over one node."""
 SLOPES = {0.0: "free trees, as in the papers' law", 0.005: "a GPU", 0.02: "between", TWO_CORES: "two CPU cores"}
-"""s in v(n) = 1 + s (n - 1), with the hardware that it stands for."""
+"""s in v(n) = 1 + s (n - 1), with hardware of this slope."""
 GPU = 0.005
 """The slope that the tables of Traversal Verification imply."""
 MAX_PROMPT_TOKENS = 256
@@ -144,7 +144,7 @@ class TextRuns:
         prompts: token ids of the prompts. Only `plain` may be called before they are set.
 
     Raises:
-        ConfigError: the drafter is no language model.
+        ConfigError: the drafter is not a language model.
     """
 
     decoder: Decoder
@@ -155,7 +155,7 @@ class TextRuns:
 
     def __post_init__(self) -> None:
         if not isinstance(self.decoder.drafter, LanguageModelDrafter):
-            raise ConfigError("the map grades a language model that drafts; the drafter is none, name one with --as")
+            raise ConfigError("the map grades language models that draft; this drafter is not one, name one with --as")
         self._draft: LanguageModelDrafter = self.decoder.drafter
         self._plain = self.decoder.plain()
 
@@ -259,7 +259,7 @@ def choose_prompts(
 
 
 def _candidates(sets: Mapping[tuple[str, str], Sequence[Ids]], random: Random) -> Iterator[list[int]]:
-    """The candidates of all sets in turn, each set in random order, cut to `MAX_PROMPT_TOKENS`."""
+    """The candidates of all sets alternately, each set in random order, cut to `MAX_PROMPT_TOKENS`."""
     shuffled_sets = [random.sample([*set_prompts], len(set_prompts)) for set_prompts in sets.values()]
     for ids in chain.from_iterable(zip_longest(*shuffled_sets)):
         if ids:

@@ -168,7 +168,7 @@ class BlockFields(Labels):
         return tuple(round(1 + index * (depth - 4) / (count - 1)) + 1 for index in range(count))
 
     def mask_token(self, vocab: int) -> int:
-        """The id of the mask token, which stands for tokens to be drafted.
+        """The id of the mask token, the placeholder of tokens to be drafted.
 
         Raises:
             ModelError: If the file gives none, or it is outside the vocabulary.
@@ -293,14 +293,18 @@ def _config(
         )
     for name, supported_value in SUPPORTED_VALUES.items():
         if getattr(fields, name) is not supported_value:
-            raise ModelError(f"config.json gives {name} as {not supported_value}, which is not run; {ADVICE}")
+            raise ModelError(
+                f"config.json gives {name} as {not supported_value}, which drafttree does not support; {ADVICE}"
+            )
     vocab = layer_fields.vocab_size
     hidden_size = layer_fields.hidden_size
     block = fields.block_size
     mask_token = fields.mask_token(vocab)
     from_root = fields.drafts_from_root()
     if block < 2 and not from_root:
-        raise ModelError(f"config.json gives block_size as {block}; the first row drafts nothing, so it is at least 2")
+        raise ModelError(
+            f"config.json gives block_size as {block}; the first row drafts nothing, so it must be at least 2"
+        )
     if hidden_size % fields.conv_group_size:
         raise ModelError(
             f"config.json gives conv_group_size as {fields.conv_group_size}, which does not divide a width of "

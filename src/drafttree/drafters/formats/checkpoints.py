@@ -123,7 +123,7 @@ def weight_files(folder: Path) -> list[Path]:
     for suffix in SUFFIXES:
         paths = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
         if len(paths) > 1:
-            raise ModelError(f"{folder} holds {few([path.name for path in paths])} and no index; leave one of them")
+            raise ModelError(f"{folder} holds {few([path.name for path in paths])} and no index; keep only one of them")
         if paths:
             return paths
     raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES + HEAD_NAMES)}")
@@ -193,7 +193,10 @@ def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
     content = _unpickled(path)
     saved_fields = content if isinstance(content, dict) else {"embedding": content}
     if saved_fields.get("per_position"):
-        raise ModelError(f"{path} holds an embedding for every place of a block, which is not run; use another drafter")
+        raise ModelError(
+            f"{path} holds an embedding for every place of a block, which drafttree does not support; use another "
+            "drafter"
+        )
     if not isinstance(embedding := saved_fields.get("embedding"), Tensor):
         raise ModelError(f"{path} holds no embedding; download or copy it again")
     token = MaskFields.read({**config, **MaskFields.read(config).dflash_config}).mask_token_id

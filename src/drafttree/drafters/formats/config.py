@@ -218,8 +218,8 @@ class DecoderLayers(Fields):
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
         if rope_type not in ROPES:
             raise ModelError(
-                f"config.json gives rope_type as {rope_type!r}; drafttree knows those that do not change with the "
-                f"length: {', '.join(ROPES)}"
+                f"config.json gives rope_type as {rope_type!r}; drafttree supports only those that do not "
+                f"depend on the length of the text: {', '.join(ROPES)}"
             )
         return {**rope, "rope_type": rope_type, "rope_theta": float(rope.get("rope_theta") or self.rope_theta)}
 

@@ -112,7 +112,9 @@ class Eagle3Fields(Fields):
         named_states = {field: tuple(states) for field, states in states_by_field.items() if states}
         if len(set(named_states.values())) > 1:
             meanings = " and ".join(f"{field} means {list(states)}" for field, states in named_states.items())
-            raise ModelError(f"config.json names different hidden states of the target: {meanings}; leave one of them")
+            raise ModelError(
+                f"config.json names different hidden states of the target: {meanings}; keep only one of them"
+            )
         return next(iter(named_states.values()), None)
 
     def target_depth(self) -> int | None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Drafter
 from drafttree.drafters.target_parts import embedding_weight, last_layer, projection_weight
-from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.tensor_parallel import whole
 
@@ -90,12 +90,12 @@ class Checkpoint(Generic[Heads]):
                     f"{sizes[name]}; use it with the model it was trained on"
                 )
         if self.problems:
-            raise ModelError(f"the tensors make no {head_kind} head: {'; '.join(self.problems)}")
+            raise ModelError(f"the tensors of the {head_kind} head are wrong: {'; '.join(self.problems)}")
         hidden_layers = self.hidden_layers(target)
         if self.layers and max(hidden_layers) == depth:
             raise ModelError(
-                f"this {head_kind} head reads the output of the target's last layer, number {depth - 1}, which is not "
-                f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
+                f"this {head_kind} head reads the output of the target's last layer, number {depth - 1}, which is "
+                f"not supported: drafttree runs heads that read the inputs of layers; {ADVICE}"
             )
         if hidden_layers and (min(hidden_layers) < 0 or max(hidden_layers) >= depth):
             raise ModelError(
@@ -209,7 +209,7 @@ def with_layers(
 
 
 def any_name(pattern: str) -> Callable[[Collection[str]], bool]:
-    """Return a function that tells whether a pattern matches the beginning of any name."""
+    """Return a function that checks whether a pattern matches the beginning of any name."""
     return lambda names: any(re.match(pattern, name) for name in names)
 
 
@@ -239,7 +239,9 @@ def renamed(
         if re.match(left_out, new_name):
             continue
         if bare_name in bare_names:
-            raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
+            raise ModelError(
+                f"tensors have the same name with and without {MODEL!r} before it; keep only one of each pair"
+            )
         bare_names.add(bare_name)
         spelled[new_name] = name
         if file_prefix and new_prefixes[file_prefix]:

@@ -176,8 +176,8 @@ def parse_eagle(
     fields = EagleFields.read(config)
     if fields.layernorms:
         raise ModelError(
-            "config.json gives layernorms as true, vLLM speculators' norms of their own, which are not run; use a head "
-            "without them or an EAGLE-3 head"
+            "config.json gives layernorms as true: drafttree does not run the additional norms of vLLM's "
+            "speculators; use a head without them, or an EAGLE-3 head"
         )
     head_tensors, spelled = renamed(tensors, SPECULATORS, r".*\.inv_freq$")
     add_output_biases(head_tensors)

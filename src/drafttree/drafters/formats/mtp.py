@@ -24,7 +24,7 @@ from drafttree.drafters.formats.config import TargetSizes, Text, Texts, text_fie
 from drafttree.drafters.formats.format import Checkpoint, HeadFormat, fill, flaws, listed, misshapen, unusable
 from drafttree.drafters.mtp import mtp_drafter
 from drafttree.drafters.target_parts import embedding, last_layer, projection
-from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import lay_out_for_cpu
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.tensor_parallel import tensor_parallel_size
 
@@ -307,11 +307,11 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
             (number for number, _ in find_mtp_tensors(names, depth).values() if number is not None), default=0
         )
         if first_layer:
-            raise ModelError(f"the tensors make no MTP head: missing layers before {first_layer}")
+            raise ModelError(f"the tensors of the MTP head are wrong: layers before {first_layer} are missing")
         return FORMAT.load(read_weights(folder, target.dtype, names, config), config, target)
     if unknown_names := [name for name in all_names if "mtp" in name.lower()]:
         raise ModelError(
-            f"{folder} holds {few(sorted(unknown_names))}, which drafttree knows as no MTP layers; {INSTEAD}"
+            f"{folder} holds {few(sorted(unknown_names))}, which are not MTP layers that drafttree knows; {INSTEAD}"
         )
     if promise := promised_layers(config):
         field, count = promise
@@ -347,7 +347,7 @@ def _module(
         eh_proj = nn.Linear(2 * width, width, bias=False)
     modules = nn.ModuleDict({"enorm": deepcopy(norm), "hnorm": deepcopy(norm), "eh_proj": eh_proj})
     if problems := flaws(modules, part_tensors):
-        raise ModelError(f"the tensors make no MTP layer: {'; '.join(problems)}")
+        raise ModelError(f"the tensors of the MTP layer are wrong: {'; '.join(problems)}")
     fill(modules, part_tensors, target)
     module.set_input_embeddings(
         MtpEmbedding(embedding(target), modules["enorm"], modules["hnorm"], eh_proj, states_first)
@@ -388,7 +388,7 @@ def decoder_layer(
         raise ModelError(f"transformers cannot build {title}: {reason}") from error
     if problems := filled.problems():
         reasons = "; ".join(problems).replace(f"{filled.layers}0.", "")
-        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {reasons}")
+        raise ModelError(f"the tensors of the {title.partition(' ')[2]} are wrong: in MTP layer {index} {reasons}")
     module = filled.module.to(target.device).eval()
     if target.device.type == "cpu" and target.dtype == torch.float32:
         lay_out_for_cpu(module)

@@ -54,7 +54,8 @@ class EngineDecoder(Protocol):
 
 
 class Engine:
-    """Generates the texts of many requests at the same time (continuous batching). Each text is as if it were alone.
+    """Generates the texts of many requests at the same time (continuous batching). Each text is as if it were generated
+    alone.
 
     Requests join and leave after any round. In a round, every request drafts its tree; one packed draft pass per level
     serves all requests. Then one packed target pass scores all trees and parts of new prompts. All trees share one
@@ -65,8 +66,8 @@ class Engine:
     `reuse_prefix=False` do not share.
 
     Use it as a context manager, or call `close`. An open engine is closed when Python exits; one without references
-    ends when its texts are finished. Other threads and engines may use the decoder at the same time. The target then
-    runs their rounds in turns (see `TargetLock`), so each takes longer.
+    ends when its texts are finished. Other threads and engines may use the decoder at the same time. They then take
+    turns, round by round (see `TargetLock`), so each takes longer.
 
     Args:
         decoder: the decoder whose target, drafter, policy and verifier are used.
@@ -77,16 +78,17 @@ class Engine:
             used are dropped first. None leaves it to the decoder's `prefixes`; 0 disables sharing by default.
         budget: fixed number of drafted nodes per request and round, as a mean over the batch. None drafts as many as
             pay off, which is measured.
-        max_token_gap: maximum time in seconds between two tokens of a text while prompts of others are read, or twice
-            what a round takes without them, whichever is longer. A longer gap lets new texts begin sooner. `math.inf`
-            reads up to 512 tokens of prompts in every round.
+        max_token_gap: maximum time in seconds between two tokens of a text while prompts of others are read. If twice
+            the time of a round without prompts is longer, that is the maximum. A longer gap lets new texts begin
+            sooner. `math.inf` reads up to 512 tokens of prompts in every round.
 
     Attributes:
         decoder: as given.
 
     Raises:
         ConfigError: if `decoder` is not a decoder, a number is not a whole number of at least 1 (0 for
-            `prefix_tokens`), a budget is given for trees that must not be cut, or `max_token_gap` is no number above 0.
+            `prefix_tokens`), a budget is given for trees that must not be cut, or `max_token_gap` is not a number above
+            0.
     """
 
     def __init__(
@@ -168,8 +170,8 @@ class Engine:
 
         Raises:
             EngineClosedError: if the engine was closed, or this process was forked from the one where it runs.
-            ConfigError: if `max_unread` is no whole number of at least 1, `group` or `cache_salt` cannot be hashed, or
-                `observer` lacks a method.
+            ConfigError: if `max_unread` is not a whole number of at least 1, `group` or `cache_salt` cannot be hashed,
+                or `observer` lacks a method.
             ContextError: if the request could never run, since it needs more rows than there are.
             DraftTreeError: as for `Decoder.generate`.
         """
@@ -266,7 +268,7 @@ class EngineThread:
             raise EngineClosedError("the engine is closed; make another one to submit requests")
         if not self._thread.is_alive():
             raise EngineClosedError(
-                "the engine's thread was left behind in the process that this one was forked from; make another engine "
+                "this process was forked, and the engine's thread stayed in the parent process; make a new engine "
                 "here to submit requests"
             )
 

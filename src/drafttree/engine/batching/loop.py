@@ -229,7 +229,7 @@ class BatchLoop:
             self._loop.prefixes.store(seat.request)
             self._remember(seat.request)
         except Exception:
-            logger.warning("a finished text was not kept for later ones", exc_info=True)
+            logger.warning("the KV rows of a finished text could not be kept for later texts", exc_info=True)
 
     def _drafter_failed(self, error: Exception) -> None:
         """Count and log an error of the drafter. The request continues without drafts."""
@@ -275,7 +275,7 @@ class BatchLoop:
             groups,
         )
         if prompt_parts or not writing or drafts.failure is not None or (text_ended and not groups):
-            return  # the last round of a text drafts nothing in any case, so it is no plain round
+            return  # the last round of a text drafts nothing in any case, so it is not a plain round
         controller.learn(engine_round.batch, engine_round.rows, committed, groups, drafts.expected)
         if groups:
             self.metrics.predicted_gain = controller.predicted_gain(engine_round.batch)

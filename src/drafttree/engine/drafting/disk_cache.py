@@ -1,6 +1,6 @@
 """Keeps measured costs of this machine as JSON files in the user's cache folder, one file per key.
 
-The cache only saves time, so a read-only home or a broken file is no error.
+The cache only saves time, so a read-only home or a broken file is not an error.
 """
 
 import contextlib

@@ -21,7 +21,8 @@ from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine.drafting.prices import UNKNOWN, CostFile, KeptCosts, Prices
 from drafttree.engine.metrics import TextRound
-from drafttree.models import Model, Segment, TreeCache, prefill
+from drafttree.models import Model, Segment, TreeCache
+from drafttree.models.base import prefill
 from drafttree.models.segment import causal
 from drafttree.policies import Auto, Chain, TreePolicy
 
@@ -122,7 +123,11 @@ class MeasuredCosts:
         if _differ(self._kept.costs, self.curve, watched_rounds):
             self._kept = self._file.write(replace(self._kept, costs=self.curve))
             if not self._told:
-                logger.info("the costs were wrong by more than %.0f %%; rounds of texts mend them", 100 * WRONG_BY)
+                logger.info(
+                    "the measured costs were wrong by more than %.0f %%; they are now corrected with the times of "
+                    "later rounds",
+                    100 * WRONG_BY,
+                )
             self._told = True
 
 
@@ -160,8 +165,8 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     trial_rounds = trials.run_all(drafter)
     if trials.left_out:
         logger.info(
-            "rounds that tell costs would have taken more than %.0f s; until rounds of texts tell them, those of draft "
-            "passes are estimated by their bytes",
+            "measuring the costs of draft passes would have taken more than %.0f s; they are estimated from "
+            "the size of the weights until rounds of generated texts have been timed",
             LONGEST_WAIT,
         )
     return KeptCosts(_curve_of(trial_rounds, pass_costs, estimate), pass_costs.at(WIDE) / pass_costs.at(1))
@@ -224,7 +229,7 @@ def _costs_in_rounds(costs_alone: Costs, samples: Sequence[Sequence[TextRound]])
 
     Args:
         costs_alone: the costs of passes that were timed alone.
-        samples: the rounds of each trial. For each size, the trial nearest in size tells how much slower a pass is.
+        samples: the rounds of each trial. For each size, the trial nearest in size shows how much slower a pass is.
     """
     if not samples:
         return costs_alone
@@ -409,7 +414,7 @@ def time_passes(
     seconds: float | None = None,
     typical: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[int, float]:
-    """Time target passes over chains of several sizes, by turns, after one of each to warm up.
+    """Time target passes over chains of several sizes, alternately, after one of each to warm up.
 
     Args:
         model: the target.

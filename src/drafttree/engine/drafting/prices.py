@@ -360,7 +360,7 @@ class CostFile:
 
 
 def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | None:
-    """A string of all that the costs depend on; None if the target is no transformers model.
+    """A string of all that the costs depend on; None if the target is not a transformers model.
 
     Costs depend on the shapes and types of weights, not on their values.
     """

@@ -44,7 +44,7 @@ class TextDrafting:
         estimates_accepted: whether the session can estimate how many of its tokens will be accepted.
         reads_prompt: whether the drafter reads the prompt too.
         controller: decides how much is drafted. A text that is written alone has its own; a batch shares one.
-        context: what the policy was told when the text began.
+        context: what the policy got when the text began.
         state: what the policy has learned from the text.
         pauses: whether the next round drafts nothing, since memory ran out in this one.
         on_failure: called with an error of the drafter; the text then continues without drafts. None raises the error.
@@ -79,7 +79,7 @@ class TextDrafting:
         self.watch = None if session.follows_text or isinstance(session, LookupSession) else self.watch
 
     def begin(self, context: TextContext) -> None:
-        """Store what the policy is told, and make its state."""
+        """Store the policy's context, and make its state."""
         self.context = context
         self.state = self.task.policy.init_state(context) if self.session else None
 
@@ -197,11 +197,11 @@ class TextDrafting:
         watch.observe(tokens, claim[1], token)
         if watch.is_misread:
             logger.warning(
-                "the drafter %s may be misread: the target's token was among the %d likeliest of its head in %s "
-                "rounds, and should have been in %.0f by the head's own probabilities. The head may be made for "
-                "another target or another version of it, be in a variant of its format that is read in a wrong way, "
-                "or know no such texts. Try it with drafttree inspect HEAD --target MODEL; if it is made for this "
-                "target, report what that prints",
+                "the drafter %s may be misread: the target's token was among the head's %d likeliest in %s rounds; "
+                "by the head's own probabilities it should have been in %.0f. The head may be made for another "
+                "target or version, drafttree may read its format wrongly, or it was not trained on such texts. Try "
+                "it with drafttree inspect HEAD --target MODEL; if it is made for this target, report what that "
+                "prints",
                 *(getattr(drafter, "name", "") or repr(drafter), BEST, watch.found, watch.claimed),
             )
 
@@ -224,8 +224,8 @@ class TextDrafting:
             if not drafted or not self.watch.observe(tokens, accepted):
                 return False
             fact = (
-                f"from token {self.watch.begin} of a text on, {self.watch.since} rounds accepted a drafted token, and "
-                f"{self.watch.before} before"
+                f"from token {self.watch.begin} of a text on, {self.watch.since} rounds accepted a drafted token; "
+                f"before, it was {self.watch.before}"
             )
             advice = (
                 "the text may be longer than those the drafter was trained on, or in a language it does not know; use "

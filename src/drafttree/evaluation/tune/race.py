@@ -50,7 +50,7 @@ class Rung:
 
 
 class Race:
-    """Writes the texts of several ways by turns.
+    """Writes the texts of several ways alternately.
 
     Args:
         measure: writes a text, given the name of the way and the number of the text.

@@ -55,7 +55,7 @@ class TemperatureGain:
         draft_temperature: the fastest draft temperature other than 1.
         way: the drafter and the policy that it was measured with.
         rival: the fastest drafter and policy at draft temperature 1.
-        ratio: decoding speed over the rival's, on the same prompts by turns.
+        ratio: decoding speed over the rival's, measured alternately on the same prompts.
         confirmed: whether the ratio was measured after the choice.
     """
 
@@ -74,13 +74,13 @@ class TemperatureGain:
     def sentence(self) -> str:
         """The gain in one line, for people."""
         ratio = self.ratio
-        interval = "on one text" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
-        ways = [f"{name} at " if self.way != self.rival else "" for name in (self.way, self.rival)]
-        race_note = "" if self.confirmed else ", in the race alone"
-        return (
-            f"{ways[0]}draft temperature {float(self.draft_temperature)}: {ratio.mean:.2f} {interval} times "
-            f"{ways[1]}draft temperature 1.0, by turns{race_note}{'' if self.pays else '; 1.0 is kept'}"
-        )
+        interval = "one text" if ratio.low is None else f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}"
+        is_one_way = self.way == self.rival
+        subject = "Draft temperature" if is_one_way else f"{self.way} at draft temperature"
+        rival = "" if is_one_way else f"{self.rival} at "
+        confirmation = "" if self.confirmed else "; not confirmed"
+        speed = f"{ratio.mean:.2f} times as fast as {rival}1.0 ({interval}{confirmation})"
+        return f"{subject} {float(self.draft_temperature)} is {speed}{'' if self.pays else ', so 1.0 is kept'}."
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **other_opt
 
 
 def _draft_temperature(tuning: Tuning) -> float | None:
-    """The recommended draft temperature; None for 1."""
+    """The recommended draft temperature; None if it is 1, which is the default."""
     temperature = tuning.best.draft_temperature if tuning.speculates and tuning.best else 1.0
     return temperature if temperature != 1 else None
 

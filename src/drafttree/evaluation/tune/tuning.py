@@ -199,9 +199,11 @@ def _check_options(minutes: float, draft_temperatures: Sequence[float], options:
     if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
     if "draft_temperature" in options:
-        raise ConfigError("draft temperatures are raced; give draft_temperatures instead of draft_temperature")
+        raise ConfigError(
+            "tune compares several draft temperatures; give draft_temperatures instead of draft_temperature"
+        )
     if 1 in draft_temperatures:
-        raise ConfigError("draft temperature 1 is raced in any case; leave it out")
+        raise ConfigError("draft temperature 1 is always included; leave it out")
 
 
 class _PromptSplit(NamedTuple):

@@ -114,11 +114,11 @@ def batch(
     After an interruption, the same command continues where it stopped.
 
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
-    prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails
-    becomes a record with an "error", which is told at the end, and the exit code is 1.
+    prompt. It may have an "id", and options of `Decoder.generate`, which override those of the command. A line that
+    fails becomes a record with an "error". Failures are listed at the end, and the exit code is 1.
 
-    A line may also be one of OpenAI's batches, {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions",
-    "body": {...}}. Its record is OpenAI's too.
+    A line may also have the form of OpenAI's batches, {"custom_id": "...", "method": "POST", "url":
+    "/v1/chat/completions", "body": {...}}. Its record then has OpenAI's form too.
     """
     options = writing.to_dict()
     models.check()
@@ -173,7 +173,7 @@ def _write(new_records: Records, jobs: Sequence[Job], out: Path, records: Sequen
         with progress(len(jobs) - len(records)) as advance:
             return run_batch(new_records, jobs, out, records, advance)
     except KeyboardInterrupt:
-        print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
+        print(f"drafttree: interrupted; the same command continues from {out}", file=sys.stderr)
         raise
 
 

@@ -76,11 +76,12 @@ def certify(
     policies: PolicySpecs = ["all"],  # noqa: B006
     *,
     checked_texts: CheckedTexts,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Prove exactness by enumeration instead. Needs no prompts.")
-    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Prove exactness by enumeration. Needs no prompts.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="With --exact: fewer texts, and neither numbers nor edits.")
+        bool,
+        typer.Option(
+            "--quick", help="With --exact: check fewer texts, and skip the checks of random numbers and edited weights."
+        ),
     ] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
     models: Annotated[
@@ -92,14 +93,14 @@ def certify(
 ) -> None:
     """Check texts token by token against a reference.
 
-    The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
-    prove instead that policies and verifiers keep the target's distribution, by enumerating every draw and decision.
-    With --live, bet against one pair of your own: any verifier that draws, at the speed of its texts.
+    The reference is transformers' own generate; above temperature 0 it is decoding without speculation. --exact instead
+    proves that policies and verifiers keep the target's distribution, by enumerating every draw and decision of small
+    models. --live tests one policy and verifier of your choice statistically, while it generates texts.
     """
     flags = _given(context)
     options = shaping.to_dict()
     if live.live:
-        _refuse(flags, {"exact", "quick", "models"}, "is not for --live, which looks at texts; leave it out")
+        _refuse(flags, {"exact", "quick", "models"}, "does not apply to --live; leave it out")
         policy_verifier = find_pair(flags, policies, verifiers)
         live_options = options | checked_texts.text_options
         write_live(
@@ -112,12 +113,12 @@ def certify(
             checked_texts.limit,
             live_options,
         )
-    _refuse(flags, LIVE, "is for --live alone; give --live, or leave it out")
+    _refuse(flags, LIVE, "applies only to --live; add --live, or leave it out")
     if exact:
         sampling = _exact_sampling(flags, options)
         _certify_exactly(context, results, policies, verifiers, models, sampling, quick=quick)
-    _refuse(flags, {"models", "quick"}, "is for --exact alone; give --exact, or leave it out")
-    _refuse(flags, {"verifiers"}, "is for --exact and --live; give one of them, or leave it out")
+    _refuse(flags, {"models", "quick"}, "applies only to --exact; add --exact, or leave it out")
+    _refuse(flags, {"verifiers"}, "applies only to --exact and --live; add one of them, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     _certify_texts(context, results, checked_texts, prompts, policies, options)
@@ -204,7 +205,9 @@ def _exact_sampling(flags: Mapping[str, str], options: Mapping[str, Any]) -> dic
         if name not in EXACT | OPTIONS:
             raise ConfigError(f"{flag} does not apply to --exact, which enumerates toy models; leave it out")
     if "temperature" in flags and not options["temperature"]:
-        raise ConfigError("--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for 1")
+        raise ConfigError(
+            "--temperature 0 draws nothing, so there is nothing to enumerate; leave it out for temperature 1"
+        )
     return {name: options[name] for name in OPTIONS & flags.keys()}
 
 

@@ -49,7 +49,7 @@ POSITIONS = {
 """By the name of an option: the number of its group, and its place there."""
 HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}
 PLACEHOLDERS = {int: "NUMBER", float: "NUMBER", Path: "FILE", str: "TEXT"}
-"""By type of a value: what stands for it in the help, if its option does not say."""
+"""By type of a value: its placeholder in the help, unless its option gives one."""
 
 
 class HelpCommand(TyperCommand):
@@ -106,10 +106,12 @@ def describe(parameter: Any) -> str:
     return " ".join(filter(None, sentences))
 
 
-def footer(examples: Iterable[str]) -> str:
-    """The end of a command's help: examples, and where to look if the command is slow."""
-    lines = [f"  {example}" for example in examples]
-    return "\n".join(["Examples:", *lines, "", f"Slower than expected? {SLOWER}"])
+def footer(examples: Iterable[str], *, timed: bool) -> str:
+    """The end of a command's help: examples and, if its speed matters, where to look if it is slow."""
+    lines = ["Examples:", *(f"  {example}" for example in examples)]
+    if timed:
+        lines += ["", f"Slower than expected? {SLOWER}"]
+    return "\n".join(lines)
 
 
 def _position(parameter: Any) -> tuple[int, int]:
@@ -127,12 +129,12 @@ def _is_argument(parameter: Any) -> bool:
 
 
 def _placeholder(annotation: Any) -> str:
-    """What stands for a value of an annotation, which may be optional, or a list: a word, or the choices."""
+    """The placeholder for a value of an annotation, which may be optional, or a list: a word, or the choices."""
     if annotation in PLACEHOLDERS:
         return PLACEHOLDERS[annotation]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "|".join(str(member.value) for member in annotation)
-    return next((_placeholder(part) for part in get_args(annotation)), "VALUE")
+    return next((_placeholder(argument_type) for argument_type in get_args(annotation)), "VALUE")
 
 
 def _write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:

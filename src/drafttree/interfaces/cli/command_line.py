@@ -20,7 +20,7 @@ from drafttree.interfaces.cli.chat import chat
 from drafttree.interfaces.cli.command_help import HelpCommand, footer
 from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
-from drafttree.interfaces.cli.examples import EXAMPLES
+from drafttree.interfaces.cli.examples import EXAMPLES, UNTIMED
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
 from drafttree.interfaces.cli.quantize import quantize
@@ -62,7 +62,8 @@ COMMANDS = (
 )
 for command in COMMANDS:
     name = command.__name__
-    app.command(name, cls=HelpCommand, epilog=footer(EXAMPLES[name]) if name in EXAMPLES else None)(command)
+    end = footer(EXAMPLES[name], timed=name not in UNTIMED) if name in EXAMPLES else None
+    app.command(name, cls=HelpCommand, epilog=end)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -133,8 +133,9 @@ def connect(
 ) -> None:
     """Point a coding agent at a running server.
 
-    Prints the lines for a shell that set up and start it. With a command behind --, runs that instead, as in "drafttree
-    connect claude-code -- claude". The server must answer, take the key and have the context that the agent needs.
+    Prints the shell commands that set up and start the agent. With a command after --, runs it instead, as in
+    "drafttree connect claude-code -- claude". The server must be running, accept the key, and have the context that the
+    agent needs.
     """
     keys = (api_key or "").split()  # the server's own variable may hold several keys
     url = url if "://" in url else f"http://{url}"

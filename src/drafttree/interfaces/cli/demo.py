@@ -43,7 +43,12 @@ class DemoModels:
 
 @grouped
 def demo(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='The prompt. "-" reads standard input.')] = OPENING,
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT", help='The prompt. "-" reads standard input.', show_default="the opening of a story"
+        ),
+    ] = OPENING,
     drafter: Drafter = "auto",
     policy: Annotated[
         str,

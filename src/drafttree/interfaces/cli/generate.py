@@ -57,9 +57,9 @@ class TargetOptions:
         if prompt in (None, "-"):
             raise ConfigError("with --tensor-parallel-size every process needs the prompt; give it as an argument")
         if self.inflated:
-            raise ConfigError("--inflate makes a target in one process; leave it out, or --tensor-parallel-size")
+            raise ConfigError("--inflate and --tensor-parallel-size cannot be combined; leave one of them out")
         if compare:
-            raise ConfigError("--compare times one process; leave it out, or --tensor-parallel-size")
+            raise ConfigError("--compare and --tensor-parallel-size cannot be combined; leave one of them out")
 
     def read_costs(self, models: DecoderOptions) -> CostCurve | None:
         """The drafter's cost curve from the file `costs`; None without a file.
@@ -164,7 +164,7 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
 def _compare(decoder: "Decoder", prompt: "Prompt", repeats: int, options: dict) -> "Comparison":
     from drafttree.evaluation.compare import compare
 
-    with working("Timing drafts, plain decoding and transformers by turns ..."):
+    with working("Timing drafttree, plain decoding and transformers alternately ..."):
         return compare(decoder, prompt, repeats=repeats, **options)
 
 

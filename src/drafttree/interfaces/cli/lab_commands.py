@@ -36,7 +36,7 @@ def lab_command(name: str) -> Any:
         command = entry_point.load() if entry_point else _missing(name)
     except ImportError as error:
         problem = f"drafttree {name}: drafttree-lab cannot be imported ({error})"
-        raise ConfigError(f"{problem}; install it anew: {INSTALL}") from None
+        raise ConfigError(f"{problem}; reinstall it: {INSTALL}") from None
     if not isinstance(command, typer.Typer):
         function = command
         command = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -64,9 +64,9 @@ def inspect(
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Target to test the head on.")] = None,
     json_: AsJson = False,
 ) -> None:
-    """Tell what a drafter is and which target it fits.
+    """Show what a drafter is and which target it fits.
 
-    Prints its kind, its target, its sizes, and what is missing. With a target, also how a head drafts for it.
+    Prints its kind, its target, its sizes, and what is missing. With --target, it also tests the head on some texts.
     """
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect

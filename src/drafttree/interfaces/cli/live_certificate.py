@@ -21,10 +21,12 @@ class LiveOptions:
 
     live: Annotated[
         bool,
-        typer.Option("--live", help="Look for evidence against your own pair while it writes texts that are drawn."),
+        typer.Option(
+            "--live", help="Look for evidence against one policy and verifier, in the sampled texts that they write."
+        ),
     ] = False
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, metavar="TOKENS", help="With --live: number of tokens to look at.")
+        int, typer.Option("--tokens", min=1, metavar="TOKENS", help="With --live: number of tokens to test.")
     ] = 100_000
     max_batch: Annotated[
         int,
@@ -51,12 +53,14 @@ def find_pair(
     """
     for name, names in (("policies", policies), ("verifiers", verifiers)):
         if name in flags and (len(names) > 1 or names[0] == "all" or (name == "verifiers" and "," in names[0])):
-            raise ConfigError(f"{flags[name]} {' '.join(names)}: --live looks at one pair; name one of them")
+            raise ConfigError(
+                f"{flags[name]} {' '.join(names)}: --live tests one pair of policy and verifier; name one of them"
+            )
     policy = find_policy(policies[0]) if "policies" in flags else None
     verifier = find_verifier(verifiers[0]) if "verifiers" in flags else None
     if verifier and verifier.__name__ == "Greedy":
         raise ConfigError(
-            "greedy draws nothing, so its tokens are no evidence; compare its texts with transformers' own (certify "
+            "greedy draws nothing, so its tokens are not evidence; compare its texts with transformers' own (certify "
             "without --live), or name another verifier"
         )
     return policy, verifier

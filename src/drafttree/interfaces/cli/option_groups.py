@@ -57,7 +57,7 @@ def grouped(command: Command) -> Command:
 
 
 def _options(argument: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """The options that an argument of a command stands for."""
+    """The options that an argument of a command groups."""
     if not _is_group(argument):
         yield argument.replace(kind=argument.KEYWORD_ONLY)
         return
@@ -88,7 +88,7 @@ class DecoderOptions:
     lossy_window: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="TOKENS", help="Attend only to so many last tokens plus --sinks. Changes the output."
+            min=1, metavar="TOKENS", help="Attend only to this many last tokens plus --sinks. Changes the output."
         ),
     ] = None
     sinks: Annotated[
@@ -148,7 +148,7 @@ class DecoderOptions:
         find_shape(shape)
         flags = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window}
         if flag := next((name for name, value in flags.items() if value), None):
-            raise ConfigError(f"--inflate has no {flag}; leave one of them out")
+            raise ConfigError(f"--inflate and {flag} cannot be combined; leave one of them out")
         policy = find_policy(self.policy)
         verifier = find_verifier(self.verifier)
         if isinstance(policy, TunedPolicy):
@@ -172,12 +172,12 @@ class ShapingOptions:
         float | None,
         typer.Option(
             metavar="NUMBER",
-            help="Sampling temperature. 0 means greedy decoding.",
+            help="Sampling temperature. 0 is greedy decoding.",
             show_default="the model's own setting, or 0",
         ),
     ] = None
     top_k: Annotated[
-        int | None, typer.Option(metavar="TOKENS", help="Sample from so many most probable tokens. 0 keeps all.")
+        int | None, typer.Option(metavar="TOKENS", help="Sample only from this many most probable tokens. 0 keeps all.")
     ] = None
     top_p: Annotated[
         float | None,
@@ -216,7 +216,7 @@ class ShapingOptions:
     ] = None
     no_repeat_ngram_size: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", help="Never repeat a sequence of so many tokens. 0 disables."),
+        typer.Option(metavar="TOKENS", help="Never repeat a sequence of this many tokens. 0 disables."),
     ] = None
     min_new_tokens: Annotated[
         int | None,

@@ -117,16 +117,16 @@ QuantizeDrafter = Annotated[
     ),
 ]
 TensorParallelSize = Annotated[
-    int, typer.Option(min=1, metavar="PROCESSES", help="Number of torchrun processes over which the target is sharded.")
+    int, typer.Option(min=1, metavar="PROCESSES", help="Number of torchrun processes that share the target.")
 ]
 Temperature = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="Sampling temperature. 0 means greedy decoding.")
+    float | None, typer.Option(metavar="NUMBER", help="Sampling temperature. 0 is greedy decoding.")
 ]
 DraftTemperature = Annotated[
     float | None,
     typer.Option(
         metavar="NUMBER",
-        help="Temperature of the drafter. Below 1, drafts count as more certain.",
+        help="Temperature of the drafter. Below 1, its best tokens become more probable.",
         show_default="1, or the tuned value",
     ),
 ]
@@ -252,7 +252,7 @@ def parse_floats(text: str, option: str, accepted_numbers: str, accepts: Callabl
         text: the list.
         option: the option's name, for the error.
         accepted_numbers: the accepted numbers in words, for the error; "separated by commas" follows there.
-        accepts: whether a number is accepted.
+        accepts: whether a number is valid.
 
     Raises:
         ConfigError: an element is not a number, or not accepted.

@@ -28,9 +28,9 @@ def quantize(
 ) -> None:
     """Round a model to four bits once, for --quantize int4.
 
-    Weights are rounded by GPTQ, for texts that the model writes itself, so no data is needed. It takes minutes for each
-    half a billion weights, and the result goes into the cache folder. Stopped, the same command goes on from the last
-    finished layer.
+    Weights are rounded by GPTQ on texts that the model writes itself, so no data is needed. A model of half a billion
+    weights takes minutes. The result goes into the cache folder. After an interruption, the same command continues from
+    the last finished layer.
     """
     from drafttree.loading.int4.folder import Int4Folder
     from drafttree.loading.model_files import ModelFiles

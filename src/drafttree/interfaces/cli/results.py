@@ -23,7 +23,7 @@ EXIT_CODES = {
     0: "success",
     1: "a check or a text failed",
     2: "wrong arguments or input",
-    UNFINISHED: "the time was over first, or tune has nothing to recommend yet",
+    UNFINISHED: "the time ran out first, or tune has nothing to recommend yet",
     INTERRUPTED: "ended by Ctrl-C",
 }
 """Meanings of the exit codes of all commands."""
@@ -102,6 +102,7 @@ class ResultOptions:
 
 def tell_end(store: RunStore) -> int:
     """Say whether Ctrl-C or the time limit ended a measurement; return the exit code."""
-    advice = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
-    print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {advice}", file=sys.stderr)
+    advice = f"the same command continues from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
+    end = "the time limit is reached" if store.out_of_time else "interrupted"
+    print(f"drafttree: {end}; {advice}", file=sys.stderr)
     return UNFINISHED if store.out_of_time else INTERRUPTED

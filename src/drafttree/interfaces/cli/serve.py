@@ -59,7 +59,7 @@ def serve(
     check_requirements("serving", "serve")
     api_keys = access.read_keys()
     if "" in (served_model_name or ()):
-        raise ConfigError("--served-model-name: a name is empty, by which no request calls a model; give another one")
+        raise ConfigError("--served-model-name is empty; give the name that clients use")
     access.check_addresses()
     models.check()
 
@@ -99,7 +99,7 @@ def serve(
 
         decoder = models.load_served(target, limits.max_model_len)
         if not api_keys and not is_loopback(host):
-            _tell("whoever can reach this machine can use the server; --api-key asks for a key")
+            _tell("everyone who can reach this machine can use the server; --api-key makes it ask for a key")
         run(create_app(decoder, settings), listener, _tell)
 
 

@@ -56,7 +56,7 @@ class DialectOptions:
         bool,
         typer.Option(
             "--sanitize-control-tokens",
-            help="Keep control tokens in messages and tools text; those of the chat template remain tokens.",
+            help="Treat control tokens in messages and tools as plain text. Those of the chat template remain tokens.",
         ),
     ] = False
 
@@ -90,7 +90,7 @@ class AccessOptions:
     share_prefixes: Annotated[
         bool | None,
         typer.Option(
-            help="Share the KV rows of common prefixes among requests without key and cache_salt.",
+            help="Share the KV rows of common prefixes among requests that have neither an API key nor a cache_salt.",
             show_default="on a loopback address only",
         ),
     ] = None
@@ -109,7 +109,7 @@ class AccessOptions:
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help='Address or network of a proxy whose X-Forwarded-For counts, or "*". May be repeated.',
+            help='Address or network of a proxy whose X-Forwarded-For is trusted, or "*". May be repeated.',
         ),
     ] = None
 
@@ -124,7 +124,9 @@ class AccessOptions:
         for key in keys:
             _check_key(key)
         if self.max_texts_per_key and not keys:
-            raise ConfigError("--max-texts-per-key limits keys, and there are none; give --api-key, or use --max-queue")
+            raise ConfigError(
+                "--max-texts-per-key needs API keys, and there are none; give --api-key, or use --max-queue"
+            )
         return keys
 
     def check_addresses(self) -> None:
@@ -138,7 +140,7 @@ class AccessOptions:
         _check_proxies(self.trusted_proxies or ())
 
     def shares_prefixes(self, host: str) -> bool:
-        """Whether requests without key and cache_salt share prefixes on a server that listens at `host`."""
+        """Whether requests with neither key nor cache_salt share prefixes on a server that listens at `host`."""
         return is_loopback(host) if self.share_prefixes is None else self.share_prefixes
 
 
@@ -172,7 +174,7 @@ def _check_key(key: str) -> None:
         ConfigError: the key is empty, or has spaces or other than printable ASCII characters.
     """
     if not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError("--api-key: a key is empty or has other than printable ASCII characters; give another one")
+        raise ConfigError("--api-key: a key is empty, or has characters that are not printable ASCII; give another one")
 
 
 def _check_origins(origins: Iterable[str]) -> None:
@@ -191,7 +193,7 @@ def _check_hosts(hosts: Iterable[str]) -> None:
     """Refuse host names that no request could have.
 
     Raises:
-        ConfigError: a host is no name, or has a port.
+        ConfigError: a host is not a name, or has a port.
     """
     from drafttree.interfaces.server.access import name_of
 
@@ -210,5 +212,5 @@ def _check_proxies(proxies: Iterable[str]) -> None:
         try:
             ip_network(proxy if proxy != "*" else "0.0.0.0")
         except ValueError:
-            message = f"--trusted-proxies {proxy!r} is no address; give one such as 10.0.0.7 or 10.0.0.0/8, or '*'"
+            message = f"--trusted-proxies {proxy!r} is not an address; give one such as 10.0.0.7 or 10.0.0.0/8, or '*'"
             raise ConfigError(message) from None

@@ -65,11 +65,9 @@ def _check(output: Path | None, live: bool, json_: bool) -> None:
         InputError: the page cannot be written to `output`.
     """
     if live and json_:
-        raise ConfigError("--live draws where --json prints; give one of them")
+        raise ConfigError("--live and --json both write to standard output; give one of them")
     if live and not sys.stdout.isatty():
-        raise ConfigError(
-            "--live draws on a terminal, and standard output is not a terminal; give -o FILE for a page instead"
-        )
+        raise ConfigError("--live needs a terminal, and standard output is not one; give -o FILE for a page instead")
     if output:
         from drafttree.interfaces.trace_page.output import check_output
 
@@ -109,4 +107,4 @@ def _show(text_trace: "Trace", output: Path | None, json_: bool) -> None:
         show_trace(text_trace, output)
     if output:
         output.write_text(render(text_trace), encoding="utf-8")
-        print(f"drafttree: the page is {output}", file=sys.stderr)
+        print(f"drafttree: wrote the page to {output}", file=sys.stderr)

@@ -91,9 +91,9 @@ def tune(
 ) -> None:
     """Find the fastest drafter and policy for your prompts.
 
-    Races drafters, policies and draft temperatures in turns, and confirms the winner against plain decoding. Recommends
-    not to speculate if nothing is reliably faster. Recommends nothing from a single prompt, or if the time ends before
-    the winner is confirmed. Without --prompts, it uses a few openings from the package.
+    Measures drafters, policies and draft temperatures alternately, and confirms the fastest against plain decoding. If
+    none is reliably faster, it recommends plain decoding. From a single prompt, or if the time ends before the fastest
+    is confirmed, it recommends nothing. Without --prompts, it uses a few openings from the package.
     """
     _check(minutes, save)
     raced_texts.check()

@@ -8,7 +8,7 @@ from drafttree.loading import zoo
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """The limits of a worker, and what it tells its fleet.
+    """The limits of a worker, and what it reports to its fleet.
 
     Attributes:
         model: the loaded model: an embedded name, a folder or a hub name.

@@ -110,7 +110,7 @@ def _length(fields: Mapping[str, Any], prompt: int, context: int | None) -> int:
     if (count := fields.get("max_tokens")) is not None:
         return count
     if context is None:
-        raise InputError("the model's context has no end; give max_tokens")
+        raise InputError("the model's context is unlimited; give max_tokens")
     return max(context - prompt, 1)
 
 

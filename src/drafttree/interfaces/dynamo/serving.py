@@ -16,7 +16,7 @@ ONE_MACHINE = {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_SELF_HOST_METADATA": "0"}
 
 
 def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None] = lambda _: None) -> None:
-    """Serve until the process is told to end.
+    """Serve until the process is asked to end.
 
     Args:
         decoder: the decoder that writes the texts.
@@ -37,7 +37,10 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
         registered(worker_id)
         frontend = f"python -m dynamo.frontend --discovery-backend {settings.discovery} --migration-limit 3"
         served_model = f"{settings.name!r} ({decoder.fidelity.words})"
-        print(f"drafttree: worker {os.getpid()} serves {served_model}; its frontend: {frontend}", file=sys.stderr)
+        print(
+            f"drafttree: worker {os.getpid()} serves {served_model}; start its frontend with: {frontend}",
+            file=sys.stderr,
+        )
 
     worker = FleetWorker(decoder, settings, tell)
     try:

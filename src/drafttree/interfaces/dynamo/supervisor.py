@@ -17,7 +17,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.interfaces.dynamo import file_discovery
 
 Serve = Callable[[Callable[[int], None]], None]
-"""A function that serves until its process is told to end. It calls its argument with the worker's id."""
+"""A function that serves until its process is asked to end. It calls its argument with the worker's id."""
 LOOK_SECONDS = 1.0
 """Seconds between checks whether the fleet still knows the worker."""
 MISSING_SECONDS = 3.0

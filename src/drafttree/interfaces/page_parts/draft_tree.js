@@ -92,9 +92,9 @@ function edge(node, narrow) {
 
 function word(node, y) {
   const text = make("text", { class: "word", x: node.x + 10, y });
-  if (/^[␣⏎⇥␍∅]+$/.test(node.label.text)) return fill(text, node.label.text);
-  for (const part of node.label.text.split(/([␣⏎⇥␍∅]+)/)) {
-    if (part) text.append(/^[␣⏎⇥␍∅]/.test(part) ? make("tspan", { class: "blank" }, part) : part);
+  if (/^[·⏎⇥↤∅]+$/.test(node.label.text)) return fill(text, node.label.text);
+  for (const part of node.label.text.split(/(^·+|·+$|[⏎⇥↤∅]+)/)) {
+    if (part) text.append(/^[·⏎⇥↤∅]/.test(part) ? make("tspan", { class: "blank" }, part) : part);
   }
   return text;
 }

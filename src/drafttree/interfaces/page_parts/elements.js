@@ -34,11 +34,11 @@ function time(seconds) {
   return seconds >= 1e-3 ? `${(1e3 * seconds).toFixed(seconds < 0.1 ? 2 : 0)} ms` : `${(1e6 * seconds).toFixed(0)} µs`;
 }
 
-// A token in one line: blanks at its ends, line breaks and tabs are shown.
+// A token in one line: spaces at its ends, line breaks and tabs are shown, by signs that fonts have.
 function visible(text) {
   if (!text) return "∅";
-  const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
-  return shown.replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length));
+  const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "↤");
+  return shown.replace(/^ +| +$/g, (blanks) => "·".repeat(blanks.length));
 }
 
 // The head of a table; all columns but the first are numbers.

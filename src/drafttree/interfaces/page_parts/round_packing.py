@@ -9,7 +9,7 @@ DIGITS = 3
 """Significant digits of probabilities and times in a page."""
 OUTCOMES, RULES = tuple(Outcome), tuple(Rule)
 WORDS: dict[str, Sequence[str]] = {"phases": PHASES, "outcomes": OUTCOMES, "rules": RULES}
-"""The words that numbers in the rows stand for, by index."""
+"""The words that numbers in the rows refer to, by index."""
 
 
 def pack_round(traced_round: TracedRound, strings: dict[str, int]) -> dict[str, Any]:

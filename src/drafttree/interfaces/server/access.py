@@ -42,7 +42,9 @@ class AllowedHosts:
         if host is None or self._allows(name_of(host)):
             await self._app(scope, receive, send)
             return
-        message = f"this server is not called {host!r}; if it should be, start it with --allowed-hosts and that name"
+        message = (
+            f"the host name {host!r} is not allowed; to allow it, start the server with --allowed-hosts and that name"
+        )
         refusal = ServerError(421, message, code="host_not_allowed")
         await refusal.response_to(scope["path"])(scope, receive, send)
 
@@ -91,7 +93,7 @@ class ApiKeys(AuthenticationBackend):
             api_key = conn.headers.get("x-api-key")
         if not api_key:
             raise AuthenticationError(
-                "there is no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
+                "the request has no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
             )
         key_digest = _digest(api_key)
         if not sum(hmac.compare_digest(key_digest, digest) for digest in self._digests):

@@ -32,7 +32,7 @@ LONGEST_NAME = 200
 """The most characters of a client's name in an error; longer names are cut."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
 BRANCH = "[as {}]"
-"""Step in the location of pydantic's errors that stands for a member of a union, not for a field of the request."""
+"""Step in the location of pydantic's errors that names a member of a union, not a field of the request."""
 INNER_STEP = re.compile(r"\[(key|as \w+)\]")
 PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
@@ -188,7 +188,7 @@ def blaming(*fields: str) -> Iterator[None]:
     """Context manager: begin the messages of errors with the field of the request that is to blame.
 
     Args:
-        *fields: fields that a message may begin with already; otherwise the first field is blamed.
+        *fields: names of fields. A message that begins with one of them stays as it is; others get the first in front.
 
     Raises:
         ServerError: the body of the `with` statement raises a `DraftTreeError`.

@@ -151,9 +151,7 @@ class Grammars:
             ConfigError: the grammar fails, and it has no replacement.
         """
         if wanted_grammar.unenforced:
-            logger.warning(
-                "the model is told of the schemas of tools, which are not enforced: %r", wanted_grammar.unenforced
-            )
+            logger.warning("schemas of tools are shown to the model, but not enforced: %r", wanted_grammar.unenforced)
         try:
             parsed_grammar = wanted_grammar.parse()
             self._begin(parsed_grammar, eos)

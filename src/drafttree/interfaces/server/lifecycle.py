@@ -28,7 +28,7 @@ LAST_WORDS = 0.5
 AHEAD = 8 << 10
 """Size of each connection's send buffer, in bytes; the system's default would buffer megabytes for a slow client."""
 STUCK = 5
-"""The most seconds that uvicorn's own shutdown waits for what does not end when it is told to."""
+"""The most seconds that uvicorn's own shutdown waits for what does not end when asked to."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -75,7 +75,7 @@ class DrainingServer(uvicorn.Server):
         if self._admission.draining:
             if self._admission.busy and not self._has_told:
                 self._has_told = True
-                self._tell(f"finishing {self._admission.open} texts; a second signal ends them where they are")
+                self._tell(f"finishing {self._admission.open} texts; a second signal ends them at once")
             self._admission.refuse_preparing()
             seconds_left = self._drain_time + self._grace - time.monotonic()
             if seconds_left < ENDING * self._pace:
@@ -132,7 +132,7 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
     model = f"{serving.settings.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
     if not serving.settings.api_keys:
-        sharers = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
+        sharers = "all requests" if serving.settings.shares_prefixes else "requests with the same cache_salt only"
         tell(f"common prefixes of prompts are shared among {sharers}")
     with frozen_heap():
         DrainingServer(app, tell).run(sockets=[listener])

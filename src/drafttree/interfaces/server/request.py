@@ -38,7 +38,7 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
-CONTENT = "content is text. In earlier turns and in what tools return, a text stands for images and other parts"
+CONTENT = "content is text. In earlier turns and in tool results, a text replaces images and other parts"
 MEDIA = {"image", "audio", "file", "video", "document"}
 TOOLS = "functions that the model may call; tools of other types are left out, with a warning"
 ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"

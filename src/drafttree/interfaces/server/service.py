@@ -104,7 +104,11 @@ class TokenizeRequest(PromptOrMessages, PromptEnd, fields_of("tokenize")):
             if self.messages is None and getattr(self, name):
                 raise mistake("no_messages", "this belongs to messages, not to a prompt", name)
         if self.messages is not None and self.add_special_tokens:
-            raise mistake("not_served", "a conversation has those of its template; leave it out", "add_special_tokens")
+            raise mistake(
+                "not_served",
+                "the chat template adds the special tokens of a conversation; leave it out",
+                "add_special_tokens",
+            )
         return self
 
 

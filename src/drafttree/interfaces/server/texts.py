@@ -110,7 +110,7 @@ class Text:
         if chunk.finish_reason == SHUTTING_DOWN:
             raise shutting_down()
         if chunk.finish_reason not in (None, "stop", "length"):
-            raise ServerError(503, f"the text was {chunk.finish_reason} before its end", code=chunk.finish_reason)
+            raise ServerError(503, f"generation stopped ({chunk.finish_reason}); try again", code=chunk.finish_reason)
         self.generated += len(chunk.tokens)
         self.accepted += sum(chunk.drafted)
         self.origins += chunk.origins

@@ -43,7 +43,7 @@ _FOUND = "no effect: the server finds common prefixes automatically"
 _DIRECT_REPLY = "no effect: the response is returned directly"
 _SEND_INPUT = "nothing is stored; send the conversation as input"
 _OWN_TEMPLATE = "the server's own template is used"
-_ALL_TOOLS = "the model is told of all tools"
+_ALL_TOOLS = "the model sees all tools"
 _NO_SETS = "there are no tool sets"
 _ANSWERED = "calls are answered before the model goes on"
 _NO_MODERATION = "there is no moderation"
@@ -221,5 +221,5 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
 }
 """Fields that are not simply supported, by API or part of a request, and by name.
 
-`server` stands for all requests for texts. The name of a part begins with the name of its request.
+`server` means all requests for texts. The name of a part begins with the name of its request.
 """

@@ -77,7 +77,7 @@ NUMBERS, REPEATS = re.compile(rf"{NUMBER}(\d{{9}})"), re.compile(rf"{AGAIN}\d+{A
 class WrittenArguments:
     """Passes arguments of calls through a chat template without changing their spelling.
 
-    A template takes Python objects. In them, a placeholder stands for each number that Python would spell differently,
+    A template takes Python objects. In them, a placeholder replaces each number that Python would spell differently,
     and repeated names of an object get a suffix; `restored` undoes both in the rendered text.
 
     Args:

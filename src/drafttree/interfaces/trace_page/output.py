@@ -15,6 +15,8 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"--output {str(path)!r} is a folder; name a file in it, such as {str(path / 'trace.html')!r}")
     if not path.parent.is_dir():
-        raise InputError(f"--output {str(path)!r} cannot be written, because its folder does not exist; name another")
+        raise InputError(
+            f"--output {str(path)!r} cannot be written, because its folder does not exist; name another file"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"--output {str(path)!r} cannot be written: permission denied; name another")
+        raise InputError(f"--output {str(path)!r} cannot be written: permission denied; name another file")

@@ -58,7 +58,7 @@ WITHOUT_EFFECT = frozenset({"vocab_size", "attention.value_length", "rope.scalin
 LLAMA3_CONTEXT = 8192
 """Context, in tokens, that Llama 3.1's scaling of frequencies starts from; files do not give it."""
 REQUIRED = object()
-"""Stands for the default of a key that every file must have."""
+"""Marks a key that every file must have, so that it needs no default."""
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -119,7 +119,7 @@ class Metadata:
         """The number of a key, without the architecture's name in front; the default if the file lacks the key.
 
         Raises:
-            ModelError: the value is no number, or the file lacks the key and there is no default.
+            ModelError: the value is not a number, or the file lacks the key and there is no default.
         """
         return self._value(key, default, "a number", _is_number)
 
@@ -127,7 +127,7 @@ class Metadata:
         """The string of a key; the default if the file lacks the key.
 
         Raises:
-            ModelError: the value is no string.
+            ModelError: the value is not a string.
         """
         return self._value(key, default, "a word", lambda value: isinstance(value, str))
 
@@ -135,7 +135,7 @@ class Metadata:
         """The list of a key.
 
         Raises:
-            ModelError: the file lacks the key, or the value is no list.
+            ModelError: the file lacks the key, or the value is not a list.
         """
         return self._value(key, REQUIRED, "a list of numbers", lambda value: isinstance(value, list))
 
@@ -229,7 +229,8 @@ def _olmo2(metadata: Metadata) -> Settings:
     theta = metadata.number("rope.freq_base")
     window_theta = metadata.number("rope.freq_base_swa", None)
     if window_theta not in {None, theta}:
-        raise ModelError(f"{metadata.file.path} gives layers with a window another rotary base ({window_theta})")
+        reason = f"a rotary base of their own ({window_theta}), which drafttree does not support for OLMo 3"
+        raise ModelError(f"{metadata.file.path} gives sliding-window layers {reason}")
     window_pattern = metadata.numbers("attention.sliding_window_pattern")
     layer_types = ["sliding_attention" if has_window else "full_attention" for has_window in window_pattern]
     return {"model_type": "olmo3", "attention_bias": False, "sliding_window": window, "layer_types": layer_types}

@@ -68,7 +68,7 @@ class GGUFFile:
         tensors: tensors by llama.cpp's names, such as "blk.0.attn_q.weight".
 
     Raises:
-        ModelError: the file cannot be read, is no GGUF file, is cut, is big-endian, or is one of several parts.
+        ModelError: the file cannot be read, is not a GGUF file, is cut, is big-endian, or is one of several parts.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -143,7 +143,7 @@ class GGUFFile:
             entries.append((name, shape, cursor.number("I"), cursor.number("Q")))
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise ModelError(f"{self.path} gives general.alignment as {alignment!r}, which is no size; {COPY}")
+            raise ModelError(f"{self.path} gives general.alignment as {alignment!r}, which is not a size; {COPY}")
         tensors_start = -(-cursor.place // alignment) * alignment
         tensors: dict[str, StoredTensor] = {}
         for name, shape, number, offset in entries:
@@ -225,7 +225,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     if magic in {b"lmgg", b"tjgg", b"fmgg", b"algg"}:
         raise ModelError(f"{path} is of llama.cpp's format before GGUF; download the model as a GGUF file")
     if magic != b"GGUF":
-        raise ModelError(f"{path} is no GGUF file: it begins with {magic!r} instead of b'GGUF'; {COPY}")
+        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r} instead of b'GGUF'; {COPY}")
     version = cursor.number("I")
     if version & 0xFFFF == 0:
         raise ModelError(f"{path} has the byte order of a big-endian machine; take a little-endian file")

@@ -16,7 +16,7 @@ from drafttree.loading.gguf.reader import GGUFFile
 CONTROL, USER_DEFINED = 3, 4
 """Numbers of token types: control tokens, and words that are never split."""
 SPACE = "▁"
-"""Stands for a space in SentencePiece's tokens."""
+"""The character that replaces a space in SentencePiece's tokens."""
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BREAKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -146,7 +146,7 @@ def _token_id(file: GGUFFile, name: str) -> int | None:
     if token_id is None:
         return None
     if not isinstance(token_id, int) or not 0 <= token_id < len(_tokens(file)):
-        raise ModelError(f"{file.path} gives tokenizer.ggml.{name}_token_id as {token_id!r}, which is no token's id")
+        raise ModelError(f"{file.path} gives tokenizer.ggml.{name}_token_id as {token_id!r}, which is not a token's id")
     return token_id
 
 

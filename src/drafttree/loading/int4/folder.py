@@ -3,7 +3,7 @@
 transformers 5.24 with compressed-tensors 0.20 cannot load zero points of this format: it expects them unpacked.
 
 Each decoder layer has its own file, written as soon as the layer is rounded, so that a stopped rounding can resume. The
-index and config.json are written last, so that an unfinished folder is no model.
+index and config.json are written last, so that an unfinished folder cannot be loaded as a model.
 """
 
 import hashlib

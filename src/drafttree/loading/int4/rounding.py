@@ -166,14 +166,16 @@ def _rounded(groups: Sequence[Mapping[str, Any]], hessians: Sequence[Hessian]) -
     for group, hessian in zip(groups, hessians, strict=True):
         matrix = hessian.matrix()
         if not bool(matrix.isfinite().all()):
-            raise ModelError(f"what {next(iter(group))} reads of texts is not finite; load in float32")
+            raise ModelError(
+                f"the input of {next(iter(group))} has values that are not finite; load the model in float32"
+            )
         for name, linear in group.items():
             rounded_weights[name] = round_weight(linear.weight.detach(), matrix)
     return rounded_weights
 
 
 def _put_dequantized(groups: Sequence[Mapping[str, Any]], weights: Mapping[str, RoundedWeight]) -> None:
-    """Give linear layers the values that their rounded weights stand for."""
+    """Give linear layers the values of their rounded weights."""
     for group in groups:
         for name, linear in group.items():
             linear.weight.data = weights[name].dequantized().to(linear.weight.dtype)

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.vocab_ops import draw
-from drafttree.models import TargetModel, choose_backend
+from drafttree.models import TargetModel
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.segment import Segment
 
 SEED = 0
@@ -23,7 +24,7 @@ TEXT, QUESTION, ANSWER = 256, 64, 192
 WINDOW, FEWEST = 32, 10
 """A text repeats itself if its last `WINDOW` tokens are fewer than `FEWEST` different ones."""
 MARK = "\N{SNOWMAN}"
-"""Stands for the user's message when a chat template is split at it."""
+"""Takes the place of the user's message when a chat template is split at it."""
 
 
 class Turn(NamedTuple):

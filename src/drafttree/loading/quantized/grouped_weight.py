@@ -35,7 +35,7 @@ class Scheme(NamedTuple):
 
 
 class GroupedWeight(NamedTuple):
-    """A weight of integers, each of which stands for `scale * (number - zero) + minimum`.
+    """A weight of integers, each of which encodes `scale * (number - zero) + minimum`.
 
     Attributes:
         scheme: how the config quantises it.
@@ -119,5 +119,5 @@ def _as_halves(values: Tensor) -> Tensor:
     if not bool(halves.isfinite().all()):
         raise ValueError("a scale is not finite")
     if values.dtype != torch.float16 and not torch.equal(halves.to(values.dtype), values):
-        raise ValueError("a scale is no float16")
+        raise ValueError("a scale is not a float16")
     return halves

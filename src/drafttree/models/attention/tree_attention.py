@@ -175,9 +175,7 @@ def attend(
         ModelError: the layer adds something to its scores that a tree pass does not reproduce.
     """
     if tree_plan is None:
-        raise NoTreeError(
-            "this model is in a pass of drafttree's; call it when the text that another thread generates has ended"
-        )
+        raise NoTreeError("drafttree is running this model in another thread; call it when that text has ended")
     arguments = {"attention_mask": attention_mask, **other_arguments}
     if foreign_features := [feature for name, feature in FOREIGN_SCORES.items() if arguments.get(name) is not None]:
         raise ModelError(f"{type(module).__name__} layers with {foreign_features[0]} cannot be verified in a tree")

@@ -32,8 +32,8 @@ class Contents:
             plain value itself, a container's length, the names of an object's attributes, or a module's `forward` and
             hooks. For an object that was visited before, it is the index of that visit; for one whose contents are not
             compared, its id. If the facts of two walks are equal, only their tensors can differ.
-        tensors: the tensors in the order of their visits, without those that every pass overwrites. The `Release` of a
-            released weight stands for it.
+        tensors: the tensors in the order of their visits, without those that every pass overwrites. A released weight
+            is represented by its `Release`.
         dicts: the dicts, including those of attributes and of hooks.
         collections: the lists and sets.
         owners: the modules and other objects whose attributes are compared.

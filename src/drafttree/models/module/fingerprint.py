@@ -1,4 +1,4 @@
-"""A fingerprint of a module, which tells whether a backend made for it and rows of earlier texts are still valid.
+"""A fingerprint of a module, which shows whether a backend made for it and rows of earlier texts are still valid.
 
 Fused layers bypass the module's own `forward`, and compute with copies of weights and tables of rotary angles. Rows of
 earlier texts were computed by the module as it was then. So a module is compared with its fingerprint whenever a text
@@ -47,7 +47,7 @@ class Fingerprint:
     """The state of a module when the fingerprint was taken.
 
     Weights that layers have released (`drafttree.models.module.released`) stay released; those that were given back are
-    released again if possible. `docs/performance.md` says what a comparison costs.
+    released again if possible.
 
     Args:
         module: the module to compare later. The fingerprint keeps the memory of its tensors, so that no other tensor
@@ -109,7 +109,7 @@ class Fingerprint:
 
 
 def _is_same(old_tensor: Tensor | Release, new_tensor: Tensor | Release) -> bool:
-    """Whether a tensor is the same as before. A tensor that is no parameter may be replaced by an equal one."""
+    """Whether a tensor is the same as before. A tensor that is not a parameter may be replaced by an equal one."""
     if old_tensor is new_tensor:
         return True
     if isinstance(old_tensor, Release):

@@ -61,8 +61,8 @@ def check_module(module: PreTrainedModel) -> None:
     numbers = _layer_numbers(module)
     if sorted(numbers) != [*range(len(numbers))]:
         raise ModelError(
-            f"{name} has {len(numbers)} layers with the numbers {numbers}, so it writes to rows of layers that it does "
-            "not have; where layers were taken out, set the layer_idx of each one's attention to its place"
+            f"{name} has {len(numbers)} layers, but the layer_idx of their attention is {numbers}; if layers were "
+            "removed, set each layer_idx to the layer's new place"
         )
 
 

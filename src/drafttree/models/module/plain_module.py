@@ -46,7 +46,7 @@ def is_plain_module(module: nn.Module) -> bool:
 def _peculiarity(name: str, layer: nn.Module) -> str | None:
     cls = type(layer)
     if not cls.__module__.startswith(CLASSES) or (isinstance(layer, nn.Linear) and cls is not nn.Linear):
-        return f"{name} is of the class {cls.__name__}, which is none of transformers' own layers"
+        return f"{name} is of the class {cls.__name__}, which is not one of transformers' own layers"
     if "forward" in vars(layer):
         return f"the forward of {name} is replaced"
     if is_patched(cls):

@@ -259,7 +259,7 @@ def _function_of(attribute: Any) -> object:
 
 
 def _has_values(cls: type) -> bool:
-    """Whether a class itself defines attributes that are no code."""
+    """Whether a class itself defines attributes that are not code."""
     return any(not name.startswith("__") and not is_code_of_class(value) for name, value in vars(cls).items())
 
 

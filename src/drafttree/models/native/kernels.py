@@ -36,12 +36,12 @@ def find_native() -> Any:
     except ModuleNotFoundError:
         return None
     except ImportError as error:
-        logger.warning("drafttree-native does not load (%s), so passes run on torch; install it anew", error)
+        logger.warning("drafttree-native does not load (%s), so passes run on torch; reinstall it", error)
         return None
     if package.CALLS != CALLS:
         needed_version = "a newer one" if package.CALLS < CALLS else "an older one"
         logger.warning(
-            "passes run on torch: this drafttree needs %s of drafttree-native; install both anew", needed_version
+            "passes run on torch: this drafttree needs %s of drafttree-native; reinstall both", needed_version
         )
         return None
     for library in openmp_libraries()[:1]:

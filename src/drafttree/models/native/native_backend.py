@@ -50,7 +50,7 @@ def why_not_packable(module: Any) -> str | None:
     for layer in layers:
         owner, name = weight_place(layer)
         if not isinstance(layer, nn.Linear | QuantizedLinear | Stacked) or name not in owner._parameters:
-            return f"{type(layer).__name__} is no linear layer that can be packed"
+            return f"{type(layer).__name__} is not a linear layer that can be packed"
     weight_formats = {layer.blocks or layer.quantized.dtype for layer in layers if isinstance(layer, QuantizedLinear)}
     if reason := why_not_packed(module.dtype, module.device, weight_formats):
         return reason

@@ -103,7 +103,7 @@ def _experts_shape(experts: Experts) -> dict[str, Any]:
 def _activation(function: Any) -> str:
     name = type(function).__name__
     if name not in ACTIVATIONS or getattr(function, "approximate", "none") not in ("none", "tanh"):
-        raise AttributeError(f"{name} is no activation that is known")
+        raise AttributeError(f"{name} is not a known activation")
     return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else ACTIVATIONS[name]
 
 

@@ -22,7 +22,7 @@ from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, Quantiz
 
 INT8_MAX = 127
 MIDDLE = 128
-"""The unsigned byte that stands for 0 in activations."""
+"""The unsigned byte that represents 0 in activations."""
 LARGEST = 256 * INT8_MAX
 """The largest activation of sixteen bits: 256 * upper byte + lower byte, both from -128 to 127."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
@@ -93,7 +93,7 @@ def why_not_multiplied(layer: nn.Linear) -> str | None:
     device = layer.weight.device.type
     sizes = (layer.in_features, layer.out_features)
     if device not in ("cpu", "cuda"):
-        return f"is on {device}, where nothing multiplies int8 weights"
+        return f"is on {device}, where no kernel multiplies int8 weights"
     if device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):
         return (
             f"has {sizes[0]} inputs and {sizes[1]} outputs, and on CUDA int8 weights need multiples of {CUDA_MULTIPLE}"

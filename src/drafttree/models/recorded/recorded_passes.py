@@ -187,8 +187,8 @@ class RecordedPasses:
 class RecordedBackend:
     """Replays recorded passes of fused layers. See `drafttree.models.base.Backend` for the protocol.
 
-    Several texts may use it by turns, but not several threads, since every pass reads its inputs from the same memory.
-    If a pass cannot be recorded, it and all later ones run on the fused layers directly.
+    Several texts may use it alternately, but not several threads, since every pass reads its inputs from the same
+    memory. If a pass cannot be recorded, it and all later ones run on the fused layers directly.
 
     Args:
         fused: runs the layers. Its weights must not move from then on.

@@ -187,7 +187,7 @@ class ToolChoice(RequestModel):
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
-            raise mistake("wrong_choice", "a choice of type 'tool' has the tool's name, and no other has one")
+            raise mistake("wrong_choice", "give a name with the type 'tool', and with no other type")
         return self
 
 

@@ -127,7 +127,8 @@ class UnservedItem(Unserved):
     def _check_reference(self) -> Self:
         if self.type == "item_reference":
             raise mistake(
-                "not_served", f"an item of type {self.type!r} is not served; nothing is stored, send the item"
+                "not_served",
+                f"an item of type {self.type!r} is not served, since nothing is stored; send the item itself",
             )
         return self
 
