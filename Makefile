@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS := --numprocesses logical --maxprocesses 8
 
 .PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real real-models \
-	real-docs fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
+	figures lengths fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
 	$(BIN)/drafttree demo
@@ -86,10 +86,18 @@ real: real-models .venv/.developing .venv/.native
 real-models:
 	@test -n "$(DRAFTTREE_REAL_MODELS)" || { echo "make real: set DRAFTTREE_REAL_MODELS to a folder with GGUF files"; exit 2; }
 
-# README's table and docs/real-models.md, from the file of make real.
-real-docs:
-	cp build/real.json docs/real.json
+# The figures of README.md, docs/performance.md and docs/real-models.md: what this machine can measure is measured anew, which
+# takes two hours and wants a machine that does nothing else; make figures NAMES="batch serve" measures these alone.
+# DRAFTTREE_REAL_MODELS names the folder of real models.
+figures: .venv/.developing .venv/.native
+	$(BIN)/python docs/figures.py $(NAMES)
 	$(BIN)/python docs/real.py
+	$(BIN)/python docs/performance.py
+	$(BIN)/python docs/speed_picture.py
+
+# docs/images/accepted-lengths.svg from new texts, in two or three minutes; fails where lengths differ from the law.
+lengths: .venv/.developing .venv/.native
+	$(BIN)/python docs/lengths.py --measure
 
 # 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
 fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")
@@ -155,8 +163,9 @@ docs: .venv/.documenting
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/commands.py
 	$(BIN)/python docs/troubleshooting.py
-	$(BIN)/python docs/figure.py
+	$(BIN)/python docs/speed_picture.py
 	$(BIN)/python docs/trees.py
+	$(BIN)/python docs/lengths.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	SITE=build/site $(BIN)/python -m pytest -m slow tests/test_site.py
 

@@ -1,4 +1,4 @@
-"""Write the tables of real models in README.md and real-models.md: from real.json, which `make real-docs` makes.
+"""Write the tables of real models in README.md and real-models.md, from figures.json (`make figures NAMES=real`).
 
 With two arguments, a file that `drafttree bench real --json` has written and a new page, that page is written instead.
 """
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-FIGURES = ROOT / "docs" / "real.json"
+from figures import ROOT, entries
+
 BEGIN, END = "<!-- real: {} -->\n", "<!-- /real -->\n"
 MODEL = "qwen-coder-1.5b"
 """The model of the README's table."""
@@ -29,6 +29,12 @@ FEWEST_PROMPTS = 5
 """Prompts behind a ratio that the README tells."""
 FIGURE_FORMATS = {"tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f", "over llama.cpp": ".2f"}
 FIGURE_FORMATS |= {"tau": ".2f", "c": ".3f", "v": ".2f", "h": ".3f"}
+
+
+def measured_report() -> Mapping[str, Any]:
+    """The report of figures.json, with its date."""
+    entry = entries()["real"]
+    return {**entry["report"], "date": entry["date"]}
 
 
 def tables(report: Mapping[str, Any]) -> dict[str, str]:
@@ -78,7 +84,8 @@ def _machine(report: Mapping[str, Any]) -> str:
     speeds = (
         f"{prompts['speeds']} prompts ({prompts['transformers']} for transformers) and {tokens['speeds']} new tokens"
     )
-    return f"{hardware}. {speeds} of a text.\n{programs}.\n"
+    date = f", {report['date']}" if "date" in report else ""
+    return f"{hardware}{date}. {speeds} of a text.\n{programs}.\n"
 
 
 def _files(report: Mapping[str, Any]) -> str:
@@ -128,5 +135,6 @@ if __name__ == "__main__":
         figures, made = map(Path, sys.argv[1:3])
         made.write_text(updated(page.read_text(), json.loads(figures.read_text())))
     else:
+        measured = measured_report()
         for path in (ROOT / "README.md", page):
-            path.write_text(updated(path.read_text(), json.loads(FIGURES.read_text())))
+            path.write_text(updated(path.read_text(), measured))

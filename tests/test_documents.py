@@ -1,7 +1,6 @@
 """README and docs: what they show runs, what their commands are called, and where their links lead.
 
-Commands with hub names, and those that take minutes, are parsed and not run: the first need a network. The tutorial is
-run whole, with the embedded pair in place of the one on the hub, at speeds that are given.
+Here commands are parsed and not run. tests/test_code_blocks.py runs README and the guides from top to bottom.
 """
 
 import ast
@@ -10,23 +9,31 @@ import re
 import shlex
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import drafttree
-from drafttree.evaluation.tune import tuning
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli.command_line import USAGE_ERROR
-from helpers.timed_metrics import CHAIN, CURVE, timed
-from testing.command_line import run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")]
+LINKING = [*PAGES, DOCS / "log.md", *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))]
 HERE = r"https://(?:github.com/drafttree/drafttree/blob|raw.githubusercontent.com/drafttree/drafttree)/main/"
-PAIR = {"Qwen/Qwen2.5-1.5B-Instruct": "embedded", "Qwen/Qwen2.5-0.5B-Instruct": "embedded-draft"}
+
+
+def program(path: Path) -> Any:
+    """A program of the repository that is no module of a package."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_program", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def commands(text: str) -> list[str]:
@@ -90,24 +97,55 @@ def test_links_of_the_readme_are_absolute_as_it_is_shown_elsewhere_too():
     assert all(re.match(f"{HERE}|https://", link) for link in links)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def with_local_links(page: Path) -> str:
+    """A page without its code, whose absolute links to files of the repository are relative to the page's folder."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return re.sub(HERE, "../" * (len(page.parent.parts) - len(ROOT.parts)), text)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site write them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_links_and_pictures_lead_to_files(page):
-    text = page.read_text() if page.parent == DOCS else re.sub(HERE, "", README)
-    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", text)
-    assert all((page.parent / link).exists() for link in links)
+    links = re.findall(r"\]\((?!http|mailto|#)([^)#\s]+)", with_local_links(page))
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_links_into_pages_lead_to_headings(page):
-    for target, anchor in re.findall(r"\]\(((?!http)[^)#\s]*)#([^)\s]+)\)", page.read_text()):
-        headings = re.findall(r"^#+ (.*)$", ((page.parent / target) if target else page).read_text(), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(((?!http)[^)#\s]*)#([^)\s]+)\)", with_local_links(page))
+    targets = [((page.parent / target) if target else page, anchor) for target, anchor in links]
+    assert [link for link in targets if link[1] not in headings(link[0])] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, DOCS / "log.md"], ids=lambda page: page.stem)
+def test_no_sentence_written_by_hand_is_too_long(page):
+    assert program(ROOT / ".ci" / "words.py").long_sentences(page) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"{'word ' * 25}.", 0),
+        (f"{'word ' * 26}.", 1),
+        (f"Short. {'word ' * 26}.", 1),
+        (f"- {'word ' * 20}\n- {'word ' * 20}", 0),
+        (f"<!-- real: x -->\n{'word ' * 26}.\n<!-- /real -->\n", 0),
+        (f"    {'word ' * 26}", 0),
+    ],
+)
+def test_a_sentence_that_is_too_long_is_found(text, count, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{text}\n")
+    assert len(program(ROOT / ".ci" / "words.py").long_sentences(page)) == count
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "page", ["index", "chat-and-batch", "exactness", "trace", "inside-transformers", "environment"]
-)
+@pytest.mark.parametrize("page", ["index", "exactness", "trace", "inside-transformers", "environment"])
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
     exec("\n".join(code((DOCS / f"{page}.md").read_text())), {})
     printed = capsys.readouterr().out
@@ -118,9 +156,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
 
 @pytest.mark.parametrize("name", ["commands", "troubleshooting"])
 def test_a_page_is_what_its_program_writes(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_page", DOCS / f"{name}.py")
-    page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(page)
+    page = program(DOCS / f"{name}.py")
     assert page.DOCUMENT.read_text() == page.document(), f"run python docs/{name}.py"
 
 
@@ -148,29 +184,3 @@ def test_the_page_of_the_environment_has_every_variable_and_cache_folder():
     assert folders
     assert variables | folders <= documented
     assert {name for name in documented if name.startswith(("DRAFTTREE_", "DYN_"))} <= variables
-
-
-def test_the_tutorial_runs_without_a_network_as_it_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tuning, "measure_costs", lambda decoder, greedy: tuning.MeasuredCosts(CURVE, 0.5))
-    monkeypatch.setattr(tuning, "time_text", lambda decoder, *_: timed(0.5, **CHAIN) if decoder.drafter else timed(1.0))
-    text = (DOCS / "tutorial.md").read_text()
-    (offline,) = re.findall(r"Add `(--policy \w+)` in steps 1, 2, 6 and 7", text)
-    for name, embedded in PAIR.items():
-        text = text.replace(name, embedded)
-    monkeypatch.chdir(tmp_path)
-    (written,) = re.findall(r"printf '%s\\n' (.*?) > prompts.txt", text, re.DOTALL)
-    (tmp_path / "prompts.txt").write_text("\n".join(shlex.split(written.replace("\\\n", ""))))
-    for line in commands(text):
-        if line.startswith("serve"):
-            continue  # tests/interfaces/server has clients and servers
-        drafts = line.startswith(("generate", "trace")) and "tuned.json" not in line
-        line = re.sub(r"-tokens \d+", "-tokens 8", f"{line} {offline if drafts else ''}")
-        line += " --max-new-tokens 8" if line.startswith("trace") else ""
-        result = run(*shlex.split(line))
-        assert result.exit_code == 0, (line, result.output)
-        if drafts and "--compare" not in line:  # whose times may be disturbed, and then it prints no terms
-            (found,) = re.findall(r"([\d.]+) (?:tokens )?per target pass", result.output)
-            assert float(found) > 1, line
-    assert (tmp_path / "trace.html").exists()
-    exec("\n".join(block for block in code(text.replace("=60", "=8")) if "openai" not in block), {})
-    assert "tokens per pass" in capsys.readouterr().out

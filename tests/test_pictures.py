@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 RECORDING = IMAGES / "recording.svg"
 TREES = sorted(IMAGES.glob("tree-*.svg"))
-DRAWN = [IMAGES / "speed.svg", *TREES]
+DRAWN = [IMAGES / "speed.svg", IMAGES / "accepted-lengths.svg", *TREES]
 CHARACTER, MARGIN, COLUMN = 7.83, 14, 55
 """Pixels of a character and the margin of the recording; characters between the beginnings of its two texts."""
 RESULT = re.compile(r"\d+ tokens in \d+ passes")

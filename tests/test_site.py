@@ -17,14 +17,22 @@ from testing.browser import CHROMIUM
 ROOT = Path(__file__).parents[1]
 CONTENTS = re.findall(r"^ +- \"?(.+?)\"?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 OVERFLOW = "[...document.querySelectorAll('pre code')].map(each => each.scrollWidth - each.clientWidth)"
+"""Pixels of each block of code that do not fit."""
+WIDER = "document.documentElement.scrollWidth - innerWidth"
+SCHEME = "document.body.getAttribute('data-md-color-scheme')"
 FILLED = "[...document.images].every(each => each.complete && each.naturalWidth > 100)"
 WAIT = 30_000
 
 
 @pytest.mark.parametrize(("name", "page"), [each for each in CONTENTS if each[1] != "index.md"])
 def test_the_contents_call_a_page_what_it_is_called(name, page):
-    title = (ROOT / "docs" / page).read_text().partition("\n")[0].removeprefix("# ")
-    assert title.startswith(name), f"{page} is called {title!r}"
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    title = next(line for line in lines if line.startswith("# ")).removeprefix("# ")
+    assert title.replace("`", "").startswith(name), f"{page} is called {title!r}"
+
+
+def test_the_contents_are_plain_text():
+    assert not [name for name, _ in CONTENTS if re.search(r"[`*_<]", name)]
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +95,39 @@ def test_no_page_asks_another_host(site, opened):
 
 
 @pytest.mark.slow
-def test_the_front_page_shows_a_picture_and_all_of_its_code(opened):
+def test_the_front_page_shows_a_picture(opened):
     page, _ = opened
     assert page.locator("article img").count() >= 1
     assert page.evaluate(FILLED)
-    assert max(page.evaluate(OVERFLOW)) <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_its_window_and_no_code_is_cut(site, browser, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    blocks = 0
+    for _, name in CONTENTS:
+        page.goto((site / name).with_suffix(".html").as_uri(), wait_until="load")
+        cut = page.evaluate(OVERFLOW)
+        blocks += len(cut)
+        assert max(cut, default=0) <= 0, name
+        assert page.evaluate(WIDER) <= 0, name
+    page.close()
+    assert blocks > 20
+
+
+@pytest.mark.slow
+def test_the_switch_goes_from_the_system_to_light_to_dark_and_is_kept(site, browser):
+    page = browser.new_page(color_scheme="dark")
+    page.set_default_timeout(WAIT)
+    page.goto((site / "index.html").as_uri(), wait_until="load")
+    schemes = [page.evaluate(SCHEME)]
+    for _ in range(3):
+        page.click("[data-md-component=palette] label:not([hidden])")
+        schemes.append(page.evaluate(SCHEME))
+    assert schemes == ["slate", "default", "slate", "slate"]
+    page.click("[data-md-component=palette] label:not([hidden])")
+    page.reload(wait_until="load")
+    assert page.evaluate(SCHEME) == "default"
+    page.close()

@@ -1,21 +1,21 @@
-"""Draw images/speed.svg: tokens per second over plain decoding, from the table of performance.md, for the README.
+"""Draw images/speed.svg for performance.md: tokens per second over plain decoding, from figures.json."""
 
-`drafttree bench methods` with the arguments given below that table measures the numbers again.
-"""
-
-import re
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 from xml.sax.saxutils import escape
 
-DOCS = Path(__file__).parent
-TABLE = "## At the cost of a target of 300 M parameters"
+from figures import ROOT, entries
+
+PICTURE = ROOT / "docs" / "images" / "speed.svg"
 SHOWN = {
-    "transformers `generate`": "transformers generate",
+    "transformers": "transformers generate",
     "transformers prompt lookup": "transformers prompt lookup",
-    "`embedded-draft`, DynaTree": "drafttree: draft model, DynaTree",
-    "`embedded-eagle3`, chain of 5": "drafttree: EAGLE-3 head, chain of 5",
-    "`mixed:embedded-eagle3`, TALON (12, 3)": "drafttree: lookup + EAGLE-3 head, TALON",
+    "llama.cpp": "llama.cpp",
+    "embedded-draft|auto": "drafttree: draft model",
+    "embedded-eagle3|auto": "drafttree: EAGLE-3 head",
+    "mixed:embedded-eagle3|auto": "drafttree: lookup + EAGLE-3 head",
 }
+"""Methods of the bench, and what the picture calls them."""
 LABEL, UNIT, ROW, WIDTH = 290, 112, 30, 760
 NOTE = "White line: the speed without the texts that end by repeating themselves, which are easy to draft."
 STYLE = """text{font-family:system-ui,sans-serif;font-size:13px;fill:#444}
@@ -23,15 +23,17 @@ STYLE = """text{font-family:system-ui,sans-serif;font-size:13px;fill:#444}
 @media (prefers-color-scheme:dark){.back{fill:#0d1117}text{fill:#d1d7e0}.line{stroke:#d1d7e0}}"""
 
 
-def speeds(page: str) -> dict[str, tuple[float, float]]:
-    """Per row of the table, R over all texts and over those that do not loop."""
-    table = next(block for block in page.partition(TABLE)[2].split("\n\n") if block.startswith("| "))
-    lines = table.splitlines()
-    rows = ([cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| "))
-    return {row[0]: (float(row[7]), float(row[9])) for row in rows if len(row) == 10 and re.match(r"\d", row[7])}
+def speeds(report: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """By method, R over all texts and over those that do not loop."""
+    ratios: dict[str, dict[str, float]] = {method: {} for method in SHOWN}
+    for row in report["rows"]:
+        if row["method"] in SHOWN and row["R"]:
+            ratios[row["method"]][row["group"]] = row["R"]["mean"]
+    every_text = report["rows"][0]["group"]
+    return {method: (of[every_text], of.get("not looping", of[every_text])) for method, of in ratios.items()}
 
 
-def drawn(found: dict[str, tuple[float, float]]) -> str:
+def drawn(ratios: Mapping[str, tuple[float, float]]) -> str:
     """The figure: a bar per method, a mark at the texts that do not loop, a line at plain decoding."""
     height, plain, bottom = ROW * len(SHOWN) + 50, LABEL + UNIT, 8 + ROW * len(SHOWN)
     parts = [
@@ -41,8 +43,9 @@ def drawn(found: dict[str, tuple[float, float]]) -> str:
         f'<line class="line" x1="{plain}" x2="{plain}" y1="4" y2="{bottom}" stroke-dasharray="4 3"/>',
     ]
     for place, (row, label) in enumerate(SHOWN.items()):
-        (ratio, without_loops), top = found[row], 8 + ROW * place
-        kind, mark = "theirs" if label.startswith("transformers") else "ours", LABEL + UNIT * without_loops
+        ratio, without_loops = ratios[row]
+        top = 8 + ROW * place
+        kind, mark = "ours" if label.startswith("drafttree") else "theirs", LABEL + UNIT * without_loops
         parts += [
             f'<text x="{LABEL - 10}" y="{top + 15}" text-anchor="end">{escape(label)}</text>',
             f'<rect class="{kind}" x="{LABEL}" y="{top}" width="{UNIT * ratio:.0f}" height="20"/>',
@@ -58,5 +61,4 @@ def drawn(found: dict[str, tuple[float, float]]) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "images").mkdir(exist_ok=True)
-    (DOCS / "images" / "speed.svg").write_text(drawn(speeds((DOCS / "performance.md").read_text())))
+    PICTURE.write_text(drawn(speeds(entries()["methods"]["report"])))
