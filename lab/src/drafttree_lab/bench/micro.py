@@ -66,8 +66,8 @@ class MicroOptions:
     alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for the rows that trees grow on.")] = (
         "0.7,1.35,5"
     )
-    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are verified.")] = 5
-    trees: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are grown.")] = REPEATS
+    repeats: Annotated[int, typer.Option(min=1, help="Number of trees to verify for each row of the tables.")] = 5
+    trees: Annotated[int, typer.Option(min=1, help="Number of trees to grow for each row of the tables.")] = REPEATS
     device: Device = "auto"
 
     @property

@@ -228,7 +228,8 @@ class ShapingOptions:
         list[str] | None,
         typer.Option(
             metavar="ID=VALUE",
-            help="Add VALUE to the logit of a token. ID,ID=VALUE adds to the last one of a sequence. May be repeated.",
+            help="Add VALUE to the logit of a token. ID,ID=VALUE adds it to the last token, but only right after the "
+            "others. May be repeated.",
         ),
     ] = None
     schema: Annotated[

@@ -67,7 +67,7 @@ def check_module(module: PreTrainedModel) -> None:
 
 
 def _layer_numbers(module: PreTrainedModel) -> list[int]:
-    """The `layer_idx` of each attention layer, which selects its rows of a KV cache; its index if it has none."""
+    """The number by which a KV cache knows each layer: its attention's `layer_idx`, or its index without one."""
     blocks = getattr(module.get_decoder(), "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         return []

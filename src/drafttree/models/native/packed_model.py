@@ -149,7 +149,7 @@ def _new_model(plan: PackingPlan) -> Any:
 
 
 def _owner(has: Callable[[PackedModel], bool]) -> Any:
-    """The model of drafttree-native in the first packed model for which `has` is true, None if there is none."""
+    """The drafttree-native model of the first packed model for which `has` is true; None if there is none."""
     return next((packed.model for packed in [*packed_models.values()] if has(packed)), None)
 
 
