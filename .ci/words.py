@@ -17,7 +17,6 @@ MADE_PAGES = {
     "models": "drafttree support",
     "options": "docs/options.py",
     "popular-models": "drafttree support --popular",
-    "server-reference": "docs/server_fields.py",
     "troubleshooting": "docs/troubleshooting.py",
 }
 """Pages that are made whole, and what makes them."""
@@ -32,27 +31,35 @@ def hand_written(page: Path) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of Markdown, without code, tables, headings and comments; code within a line is one word."""
+    """The sentences of Markdown: of paragraphs, items, quotes and cells of tables; code within a line is one word.
+
+    Blocks of code, headings and comments are left out.
+    """
     text = re.sub(r"```.*?```|<!--.*?-->|^---\n.*?^---\n", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`]+`", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    blocks: list[list[str]] = [[]]
-    indented = False
-    for line in text.split("\n"):
+    passages: list[str] = []
+    lines: list[str] = []
+    in_item = False
+    for line in [*text.split("\n"), ""]:
         words = line.strip()
-        starts_item = re.match(r"(?:[-*]|\d+\.) ", words)
-        indented = line.startswith("    ") and not starts_item and (indented or not blocks[-1])
-        if not words or indented or words.startswith(("|", "#", ">", "!!!")):
-            blocks.append([])
-        elif starts_item:
-            blocks.append([words[starts_item.end() :]])
-        else:
-            blocks[-1].append(words)
-    paragraphs = [" ".join(block) for block in blocks if block]
+        item_mark = re.match(r"(?:[-*]|\d+\.) ", words)
+        ends_passage = not words or words.startswith(("#", "|")) or item_mark
+        if ends_passage and lines:
+            passages.append(" ".join(lines))
+            lines = []
+        if words.startswith("|"):
+            passages += words.strip("|").split(" | ")
+        elif item_mark:
+            in_item = True
+            lines = [words[item_mark.end() :]]
+        elif words.startswith("#"):
+            in_item = False
+        elif words and (lines or in_item or not line.startswith("    ")):
+            in_item = in_item and line.startswith(" ")
+            lines.append(words.lstrip("> ").removeprefix("!!! "))
     return [
-        sentence
-        for paragraph in paragraphs
-        for sentence in re.split(r"(?<=[.!?:])[*)]*\s+(?=[*(\"]*[A-Z0-9])", paragraph)
+        sentence for passage in passages for sentence in re.split(r"(?<=[.!?])[*)\"]*\s+(?=[*(\"]*[A-Z0-9])", passage)
     ]
 
 

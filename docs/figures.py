@@ -86,9 +86,9 @@ BENCHES = {
         "methods --inflate 300m --dtype bfloat16 --temperature 0.8 --limit 8 --max-new-tokens 96 --repeats 1 "
         '--drafters "embedded-draft;embedded-eagle3;mixed:embedded-eagle3" --policies "chain;dynatree;auto"',
     ),
-    "passes float32": pass_times("--dtype float32"),
-    "passes bfloat16": pass_times("--dtype bfloat16"),
-    "passes int8": pass_times("--dtype bfloat16 --quantize int8"),
+    "passes-float32": pass_times("--dtype float32"),
+    "passes-bfloat16": pass_times("--dtype bfloat16"),
+    "passes-int8": pass_times("--dtype bfloat16 --quantize int8"),
     "contexts": Bench(
         f"methods --target MODELS/{MODEL} --limit 1 --repeats 1 --max-new-tokens 8 --drafter lookup --policies chain "
         "--passes 1,4,16,64 --contexts 256,2048,8000,32000 --reading 1000,4000",
@@ -118,6 +118,9 @@ def entries() -> dict[str, Any]:
 
 def measure(names: Iterable[str]) -> None:
     """Run benches and keep their reports; one that this machine cannot run is told, and its entry stays."""
+    names = list(names)
+    if unknown_names := [name for name in names if name not in BENCHES]:
+        raise SystemExit(f"unknown: {', '.join(unknown_names)}; known: {', '.join(BENCHES)}")
     for name in names:
         bench = BENCHES[name]
         if reason := bench.missing():
@@ -133,7 +136,7 @@ def _entry(name: str, bench: Bench) -> dict[str, Any]:
     models = os.environ.get(REAL_MODELS, "")
     arguments = shlex.split(command.replace("MODELS/", f"{models}/"))[1:]
     if not bench.arguments.startswith("serve"):
-        arguments += ["--out", str(RUNS / name.replace(" ", "-"))]
+        arguments += ["--out", str(RUNS / name)]
     program = [sys.executable, "-m", "drafttree", *arguments, "--json"]
     finished = subprocess.run(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if finished.returncode:

@@ -9,7 +9,7 @@ PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
 POLICIES = {"chain": "chain", "talon:budget=16,width=4": "TALON (16, 4)", "dynatree": "DynaTree", "auto": "auto"}
 """Policies of the first table, and what its columns are called."""
-PASSES = ("passes float32", "passes bfloat16", "passes int8")
+PASSES = ("passes-float32", "passes-bfloat16", "passes-int8")
 OURS = "drafttree"
 TERMS = ("method", "tau", "delta", "v", "c", "h", "law", "R [95 %]", "tokens/s", "texts of plain decoding")
 GPU_METHODS = {
@@ -103,7 +103,7 @@ def _terms(row: Mapping[str, Any]) -> list[str]:
 def _passes_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, report in reports.items():
-        dtype = name.removeprefix("passes ")
+        dtype = name.removeprefix("passes-")
         for times in report["machine"]["passes"]:
             program = times["passes"].partition(",")[0]
             if program in (OURS, "llama.cpp"):

@@ -166,6 +166,11 @@ def test_a_bench_that_cannot_run_here_keeps_its_figures(monkeypatch, tmp_path, c
     assert figures.entries() == {"real": {"date": "before"}}
 
 
+def test_an_unknown_bench_is_refused_by_name():
+    with pytest.raises(SystemExit, match="unknown: passes; known: methods, "):
+        command("figures").measure(["passes"])
+
+
 def test_a_method_without_a_ratio_has_an_empty_cell():
     performance = command("performance")
     row = {"group": "openings", "tokens/s": 5.0, "tau": 1.5, "R": None}

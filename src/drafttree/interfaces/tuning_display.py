@@ -35,7 +35,7 @@ def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, 
         console.print(Text(tuning.temperature_gain.sentence), soft_wrap=True)
     for sentence in _notes(tuning, minutes, out):
         console.print(Text(sentence), soft_wrap=True)
-    console.print(Text(_recommendation(tuning), style="bold"), "", soft_wrap=True, sep="\n")
+    console.print(Text(_recommendation(tuning, out), style="bold"), "", soft_wrap=True, sep="\n")
     for line in lines:
         console.print(Text(f"    {line}"), soft_wrap=True)
     if command:
@@ -81,13 +81,14 @@ def _onward(out: Path | None) -> str:
     return f"the same command continues from {out}" if out else "with --out FOLDER the same command could continue"
 
 
-def _recommendation(tuning: Tuning) -> str:
+def _recommendation(tuning: Tuning, out: Path | None) -> str:
     if tuning.best is None or tuning.gain is None:
         return "No recommendation, and nothing saved: no drafter was measured yet."
     best_way = str(tuning.best)
     if tuning.doubt:
         advice = "Do not speculate." if tuning.recommends else "No recommendation, and nothing saved."
-        return f"{advice} The best way is {best_way}. {tuning.doubt}"
+        again = f" The times are kept in {out}; give another --out then." if out and "disturbed" in tuning.doubt else ""
+        return f"{advice} The best way is {best_way}. {tuning.doubt}{again}"
     confirmation = "confirmed on other prompts" if tuning.apart else "confirmed on the prompts it was chosen on"
     confirmation = confirmation if tuning.confirmed else "not confirmed: measured on the texts it was chosen on"
     confirmation = "not confirmed: measured on one prompt" if tuning.one_prompt else confirmation
@@ -95,7 +96,7 @@ def _recommendation(tuning: Tuning) -> str:
     interval = f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}" if ends else "one text, so no interval"
     figures = (
         f"It is {1 + tuning.gain.mean:.2f} times as fast as plain decoding ({interval}; {confirmation}). "
-        f"The law predicts {tuning.expected:.2f} times."
+        f"By the costs measured at first, it would be {tuning.expected:.2f} times."
     )
     if tuning.one_prompt and not tuning.interrupted:
         return (

@@ -183,7 +183,7 @@ class Speedup:
         """
         drafted = self.drafted
         if self.drafts_nothing:
-            reason = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
+            reason = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "hardly a draft was accepted"
             return f"No speed-up shown: {reason} ({drafted.mean_accepted_tokens:.2f} tokens per target pass)."
         single_row_seconds = [round_.target_seconds for round_ in drafted.rounds if round_.nodes == 1]
         plain_seconds = [round_.target_seconds for round_ in self.plain.rounds]

@@ -13,7 +13,7 @@ from testing.given_times import give_times
 
 RATIO = re.compile(r"\d times|R measured|R predicted|times plain decoding")
 NOTHING = "No speed-up shown: nothing was drafted (1.00 tokens per target pass)."
-REJECTED = "No speed-up shown: no draft was accepted (1.00 tokens per target pass)."
+REJECTED = "No speed-up shown: hardly a draft was accepted (1.00 tokens per target pass)."
 DISTURBED = (
     "No speed-up shown: other programs disturbed the times (a pass over {} cost {:.2f} plain passes); "
     "run it again when the machine is idle."
