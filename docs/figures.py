@@ -103,7 +103,7 @@ BENCHES = {
     "real": Bench("real"),
     "gpu": Bench(
         "methods --inflate llama-8b --device cuda --drafter mixed:embedded-eagle3 --limit 4 --repeats 3 "
-        '--policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60;auto"',
+        '--policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60;auto" --passes 1,4,16,64,128',
         ("transformers",),
         device="cuda",
     ),

@@ -1,9 +1,10 @@
 """Write the tables of performance.md and the README's figure of a GPU, from figures.json (`make figures`)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from figures import ROOT, entries
+from marked_parts import table, with_parts
 
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
@@ -12,22 +13,13 @@ POLICIES = {"chain": "chain", "talon:budget=16,width=4": "TALON (16, 4)", "dynat
 PASSES = ("passes-float32", "passes-bfloat16", "passes-int8")
 OURS = "drafttree"
 TERMS = ("method", "tau", "delta", "v", "c", "h", "law", "R [95 %]", "tokens/s", "texts of plain decoding")
-GPU_METHODS = {
-    "plain": "plain",
-    "mixed:embedded-eagle3|chain:depth=5": "chain of 5",
-    "mixed:embedded-eagle3|talon:budget=16,width=4": "TALON (16, 4)",
-    "mixed:embedded-eagle3|talon:budget=60": "TALON (60)",
-    "mixed:embedded-eagle3|auto": "auto",
-    "transformers, prompt lookup": "transformers, prompt lookup",
-    "transformers": "transformers, `generate`",
-}
 
 
 def tables(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The parts of the page by name; those of benches that never ran are missing."""
     makers = {
         "methods": _methods_tables,
-        "sampled": _sampled_table,
+        "sampled": _terms_table,
         "contexts": _contexts_table,
         "batch": _batch_table,
         "serve": _serve_table,
@@ -47,16 +39,6 @@ def tables(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return parts
 
 
-def updated(document: str, parts: Mapping[str, str]) -> str:
-    """A document with the parts in the places that are marked for them."""
-    for name, part in parts.items():
-        begin, end = f"<!-- figures: {name} -->\n", "<!-- /figures -->\n"
-        if begin in document:
-            before, _, rest = document.partition(begin)
-            document = f"{before}{begin}{part}{end}{rest.partition(end)[2]}"
-    return document
-
-
 def _source(entry: Mapping[str, Any]) -> str:
     """The command, the machine and the date of a measurement."""
     machine = entry["machine"]
@@ -67,8 +49,7 @@ def _source(entry: Mapping[str, Any]) -> str:
 
 
 def _methods_tables(report: Mapping[str, Any]) -> str:
-    every_text = report["rows"][0]["group"]
-    rows = {row["method"]: row for row in report["rows"] if row["group"] == every_text}
+    rows = {row["method"]: row for row in _of_all_texts(report)}
     without_loops = {row["method"]: row for row in report["rows"] if row["group"] == "not looping"}
     drafters = dict.fromkeys(method.partition("|")[0] for method in rows if "|" in method)
     speeds = [
@@ -82,15 +63,20 @@ def _methods_tables(report: Mapping[str, Any]) -> str:
     terms = [[*_terms(row), _ratio(without_loops.get(row["method"]))] for row in (rows["plain"], *best, *peers)]
     return (
         "R, with its 95 % interval:\n\n"
-        + _table(["drafter", *POLICIES.values()], speeds)
+        + table(["drafter", *POLICIES.values()], speeds)
         + "\nThe fastest policy of each drafter, and other programs:\n\n"
-        + _table([*TERMS, "R without looping texts"], terms)
+        + table([*TERMS, "R without looping texts"], terms)
     )
 
 
-def _sampled_table(report: Mapping[str, Any]) -> str:
+def _terms_table(report: Mapping[str, Any]) -> str:
+    return table(TERMS, [_terms(row) for row in _of_all_texts(report)])
+
+
+def _of_all_texts(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows over all texts, not those over the texts that loop, or do not, alone."""
     every_text = report["rows"][0]["group"]
-    return _table(TERMS, [_terms(row) for row in report["rows"] if row["group"] == every_text])
+    return [row for row in report["rows"] if row["group"] == every_text]
 
 
 def _terms(row: Mapping[str, Any]) -> list[str]:
@@ -106,15 +92,12 @@ def _passes_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
         dtype = name.removeprefix("passes-")
         for times in report["machine"]["passes"]:
             program = times["passes"].partition(",")[0]
-            if program in (OURS, "llama.cpp"):
-                own = program == OURS
-                figures = [_number(value, 1) for value in times["ms"].values()]
-                rows.append([f"{dtype}, {program}", *figures])
-                if own:
-                    first = next(iter(times["ms"].values()))
-                    rows.append([f"{dtype}, v", *(_number(value / first, 2) for value in times["ms"].values())])
+            milliseconds = [*times["ms"].values()]
+            rows.append([f"{dtype}, {program}", *(_number(value, 1) for value in milliseconds)])
+            if program == OURS:
+                rows.append([f"{dtype}, v", *(_number(value / milliseconds[0], 2) for value in milliseconds)])
     numbers = next(iter(reports.values()))["machine"]["passes"][0]["ms"]
-    return _table(["ms of a pass over so many rows", *numbers], rows)
+    return table(["ms of a pass over so many rows", *numbers], rows)
 
 
 def _contexts_table(report: Mapping[str, Any]) -> str:
@@ -123,9 +106,9 @@ def _contexts_table(report: Mapping[str, Any]) -> str:
     reading = [[row["program"], *(_number(value, 2) for value in row["s"].values())] for row in report["reading"]]
     lengths = next(iter(report["reading"]), {"s": {}})["s"]
     return (
-        _table(["ms of a pass over so many rows", *passes[0]["ms"]], rows)
+        table(["ms of a pass over so many rows", *passes[0]["ms"]], rows)
         + "\n"
-        + _table(["seconds to read a prompt of so many tokens", *lengths], reading)
+        + table(["seconds to read a prompt of so many tokens", *lengths], reading)
     )
 
 
@@ -151,7 +134,7 @@ def _batch_table(report: Mapping[str, Any]) -> str:
     ]
     different = len(report["differences"])
     same = f"\n{report['texts'] - different} of {report['texts']} texts are those of plain decoding.\n"
-    return _table(header, rows) + same
+    return table(header, rows) + same
 
 
 def _serve_table(report: Mapping[str, Any]) -> str:
@@ -166,7 +149,7 @@ def _serve_table(report: Mapping[str, Any]) -> str:
         "without drafts",
     ]
     rows = [list(_serve_cells(row)) for row in report["rows"]]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _serve_cells(row: Mapping[str, Any]) -> Iterator[str]:
@@ -191,24 +174,16 @@ def _loading_table(report: Mapping[str, Any]) -> str:
         ]
         for row in report["rows"]
     ]
-    return _table(["model", "precision", "seconds to load", "to the first token", "peak memory over weights"], rows)
+    return table(["model", "precision", "seconds to load", "to the first token", "peak memory over weights"], rows)
 
 
 def _gpu_table(report: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            GPU_METHODS[row["method"]],
-            *(_number(row.get(name), 2) for name in ("tau", "v", "c", "h", "R law")),
-            _ratio(row),
-            _number(row["tokens/s"], 1),
-        ]
-        for row in report["rows"]
-    ]
     machine = report["machine"]
-    times = machine["passes"][0]["ms"]
-    passes = ", ".join(f"{value:.2f} ({nodes})" for nodes, value in times.items())
-    copy = f"\nA copy moves {machine['bandwidth'] / 1e9:,.0f} GB/s. Milliseconds of a pass by nodes: {passes}.\n"
-    return _table(["method", "tau", "v", "c", "h", "law", "R [95 %]", "tokens/s"], rows) + copy
+    notes = [f"A copy moves {machine['bandwidth'] / 1e9:,.0f} GB/s."] if "bandwidth" in machine else []
+    for times in machine.get("passes", []):
+        milliseconds = ", ".join(f"{value:.2f} ({nodes})" for nodes, value in times["ms"].items())
+        notes.append(f"Milliseconds of a pass by nodes, {times['passes']}: {milliseconds}.")
+    return _terms_table(report) + "\n" + "\n".join([*notes, ""])
 
 
 def _gpu_sentence(entry: Mapping[str, Any]) -> str:
@@ -240,15 +215,10 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join([*lines, ""])
-
-
 def main() -> None:
     parts = tables(entries())
     for document in (PAGE, README):
-        document.write_text(updated(document.read_text(), parts))
+        document.write_text(with_parts(document.read_text(), "figures", parts))
 
 
 if __name__ == "__main__":

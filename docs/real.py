@@ -5,13 +5,13 @@ With two arguments, a file that `drafttree bench real --json` has written and a 
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from figures import ROOT, entries
+from marked_parts import table, with_parts
 
-BEGIN, END = "<!-- real: {} -->\n", "<!-- /real -->\n"
 MODEL = "qwen-coder-1.5b"
 """The model of the README's table."""
 PRECISIONS = ("as stored", "bfloat16", "int8")
@@ -47,12 +47,7 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
 
 def updated(document: str, report: Mapping[str, Any]) -> str:
     """A document with the tables of today in the places that are marked for them."""
-    for name, table in tables(report).items():
-        begin = BEGIN.format(name)
-        if begin in document:
-            before, _, rest = document.partition(begin)
-            document = f"{before}{begin}{table}{END}{rest.partition(END)[2]}"
-    return document
+    return with_parts(document, "real", tables(report))
 
 
 def _readme_table(report: Mapping[str, Any]) -> str:
@@ -74,7 +69,7 @@ def _readme_table(report: Mapping[str, Any]) -> str:
         for method, name in README_METHODS.items()
     ]
     header = [f"{column}, {precision}" for precision in precisions for column in ("tokens/s", "over plain decoding")]
-    return _table(["method", *header], [line for line in lines if any(line[1:])])
+    return table(["method", *header], [line for line in lines if any(line[1:])])
 
 
 def _machine(report: Mapping[str, Any]) -> str:
@@ -94,14 +89,14 @@ def _files(report: Mapping[str, Any]) -> str:
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in file["kinds"].items() if share > 0.005)
         size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights"
         lines.append([f"`{file['file']}`", file["name"], size, kinds, f"`{file['sha256'][:16]}`"])
-    return _table(["file", "model", "size", "kinds of weights", "SHA-256 begins with"], lines)
+    return table(["file", "model", "size", "kinds of weights", "SHA-256 begins with"], lines)
 
 
 def _speed_tables(report: Mapping[str, Any]) -> Iterator[str]:
     for model, precision in dict.fromkeys((row["model"], row["precision"]) for row in report["speeds"]):
         rows = [row for row in report["speeds"] if (row["model"], row["precision"]) == (model, precision)]
         lines = [[row["method"], *_figures(row)] for row in rows]
-        yield f"### {model}, {precision}\n\n" + _table(["method", *FIGURE_FORMATS, "texts of plain decoding"], lines)
+        yield f"### {model}, {precision}\n\n" + table(["method", *FIGURE_FORMATS, "texts of plain decoding"], lines)
 
 
 def _figures(row: Mapping[str, Any]) -> list[str]:
@@ -121,12 +116,7 @@ def _text_table(report: Mapping[str, Any]) -> str:
         [row["model"], row["method"], row.get("failure") or f"{row['equal']} of {row['texts']}"]
         for row in report["texts"]
     ]
-    return _table(["model", "method", "texts equal to transformers'"], lines)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join([*lines, ""])
+    return table(["model", "method", "texts equal to transformers'"], lines)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def test_the_tables_of_performance_are_those_of_the_file(page):
     marked = re.findall(r"<!-- figures: ([\w-]+) -->", text)
     assert marked
     assert {*marked} <= {*parts}
-    assert performance.updated(text, parts) == text, "run python docs/performance.py"
+    assert performance.with_parts(text, "figures", parts) == text, "run python docs/performance.py"
 
 
 def test_every_figure_has_its_command_and_date():
@@ -169,6 +169,15 @@ def test_a_bench_that_cannot_run_here_keeps_its_figures(monkeypatch, tmp_path, c
 def test_an_unknown_bench_is_refused_by_name():
     with pytest.raises(SystemExit, match="unknown: passes; known: methods, "):
         command("figures").measure(["passes"])
+
+
+def test_what_the_bench_of_a_gpu_prints_is_a_table():
+    ratio = {"mean": 2.0, "low": 1.5, "high": 2.5}
+    row = {"group": "openings", "tokens/s": 5.0, "tau": 1.5, "R": ratio, "method": "lookup|talon:budget=16,width=4"}
+    rows = [row, row | {"group": "not looping", "tokens/s": 7.0}, {**row, "method": "transformers prompt lookup"}]
+    table = command("performance").tables(report(gpu={"rows": rows, "machine": {"device": "cuda"}}))["gpu"]
+    assert table.count("2.00 [1.50, 2.50] | 5.0 |") == 2
+    assert "7.0" not in table
 
 
 def test_a_method_without_a_ratio_has_an_empty_cell():

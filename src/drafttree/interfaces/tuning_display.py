@@ -87,8 +87,9 @@ def _recommendation(tuning: Tuning, out: Path | None) -> str:
     best_way = str(tuning.best)
     if tuning.doubt:
         advice = "Do not speculate." if tuning.recommends else "No recommendation, and nothing saved."
-        again = f" The times are kept in {out}; give another --out then." if out and "disturbed" in tuning.doubt else ""
-        return f"{advice} The best way is {best_way}. {tuning.doubt}{again}"
+        keeps_disturbed_times = out and tuning.speedup and not tuning.speedup.drafts_nothing
+        hint = f" The times are kept in {out}; give another --out then." if keeps_disturbed_times else ""
+        return f"{advice} The best way is {best_way}. {tuning.doubt}{hint}"
     confirmation = "confirmed on other prompts" if tuning.apart else "confirmed on the prompts it was chosen on"
     confirmation = confirmation if tuning.confirmed else "not confirmed: measured on the texts it was chosen on"
     confirmation = "not confirmed: measured on one prompt" if tuning.one_prompt else confirmation

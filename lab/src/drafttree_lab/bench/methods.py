@@ -150,7 +150,7 @@ class TimingOptions:
         str | None, typer.Option(help='Also time reading prompts of so many tokens, such as "1000,4000".')
     ] = None
     count: Annotated[
-        bool, typer.Option("--count-work", help="Also count torch operations and calls of drafttree's own kernels.")
+        bool, typer.Option("--count-work", help="Also count torch operations and calls of drafttree's own functions.")
     ] = False
     repeats: Repeats = 3
 
