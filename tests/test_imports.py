@@ -23,6 +23,7 @@ EXTRA_OF = {
     "src/drafttree/interfaces/ray_workers.py": "ray",
     "src/drafttree/interfaces/page_parts": "report",
     "src/drafttree/constraints/lark.py": "grammar",
+    "src/drafttree/images": "images",
     "src/drafttree/loading/gguf": "gguf",
     "src/drafttree/models/native/kernels.py": "native",
     "lab/src/drafttree_lab/peers": "peers",

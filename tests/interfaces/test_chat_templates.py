@@ -202,7 +202,7 @@ NO_CALLS = template("{{ message.content }}").replace(CALLS, "")
         (
             PARTS,
             [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}],
-            "the content of message 1 has {'type': 'image', 'url': 'a.png'} as a part; give parts of type 'text'",
+            "message 1 has an image, and the target reads no images; send text alone",
         ),
     ],
 )

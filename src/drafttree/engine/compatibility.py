@@ -7,10 +7,11 @@ What policy and verifier declare decides whether they are lossless together. A l
 import logging
 
 from drafttree.core.counts import check_count
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
-from drafttree.models import Model
+from drafttree.models import Model, TargetModel
+from drafttree.models.module.module_checks import recurrent_layers
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Greedy, Verifier
 
@@ -170,3 +171,20 @@ def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
         f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "
         f"tree; use {choices} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
     )
+
+
+def check_images(target: TargetModel) -> None:
+    """Check that a prompt with images can be read by this target.
+
+    Raises:
+        ConfigError: the target has a lossy window, is sharded, or changes its frequencies in long texts (LongRoPE).
+        ModelError: it has recurrent layers.
+    """
+    if target.lossy_window:
+        raise ConfigError("lossy_window does not work with images; leave it out")
+    if target.tensor_parallel_size > 1:
+        raise ConfigError("images do not work with a target that is sharded over processes")
+    if target.rope_switch is not None:
+        raise ConfigError("images do not work with LongRoPE; give text alone")
+    if recurrent_layers(target.module):
+        raise ModelError(f"images do not work with the recurrent layers of {type(target.module).__name__}")

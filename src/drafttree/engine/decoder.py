@@ -31,6 +31,7 @@ from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.drafting.text_drafting import TextDrafting
 from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
+from drafttree.engine.image_prompt import EncodedPrompt, ImageReader
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Metrics, TextRound
 from drafttree.engine.prefixes import PrefixCache
@@ -39,11 +40,14 @@ from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.task import Task
 from drafttree.engine.written_text import StoppingText, WrittenText
+from drafttree.images.processor import PreparedImages
+from drafttree.images.prompt_images import PromptImages, media_inputs
 from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.text.chat import is_conversation
+from drafttree.text.chat import image_parts, is_conversation
+from drafttree.text.control_tokens import START
 from drafttree.text.detokenizer import Detokenizer
 from drafttree.text.prompt import Prompt, check_room, encode, is_batch
 from drafttree.verifiers import Verifier
@@ -95,6 +99,7 @@ class Decoder:
         prefixes: as given; `prefixes.max_tokens` limits its memory and `prefixes.clear()` frees it.
         learned: as given.
         parts: as given.
+        image_reader: as given.
         loop: advances the decoder's requests.
 
     Raises:
@@ -114,6 +119,7 @@ class Decoder:
         prefixes: PrefixCache | None = None,
         learned: LearnedState | None = None,
         parts: PartFinder | None = None,
+        image_reader: ImageReader | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -135,6 +141,7 @@ class Decoder:
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.learned = LearnedState() if learned is None else learned
         self.parts = parts
+        self.image_reader = image_reader
         self.loop = RoundLoop(target, drafter, self.prefixes, self._context)
         self._shared_engine = SharedEngine()
 
@@ -477,11 +484,13 @@ class Decoder:
         """
         refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, caller_options)
-        tokens = self._encode(prompt, options)
-        limit = len(tokens) + options.max_new_tokens(len(tokens))
+        encoded = self._encode(prompt, options)
+        limit = encoded.length + options.max_new_tokens(encoded.length)
         vocab = self.target.vocab_size
         eos = options.eos(self.eos, vocab)
-        processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, self.target.device))
+        processors, sampling = options.processors(
+            ProcessorContext(encoded.length, limit, eos, vocab, self.target.device)
+        )
         verifier = self._new_verifier(sampling, options)
         self._check_reuse(options, verifier, is_alone=is_alone)
         constraints = self._new_constraints(processors, options, eos, context)
@@ -490,7 +499,7 @@ class Decoder:
             constraints.share_nothing()
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         task = Task(
-            prompt=tuple(tokens),
+            prompt=tuple(encoded.tokens),
             limit=limit,
             eos=frozenset(eos),
             capacity=limit + min(policy.budget, TREE_HEADROOM),
@@ -503,6 +512,7 @@ class Decoder:
             reuse_prefix=self._reuses_prefix(prompt, options, context, is_text_of_seed=is_text_of_seed),
             cache_salt=context.cache_salt,
             group=object() if context.group is None else context.group,
+            images=encoded.images,
         )
         tests_heads = self.learned.tests_heads and _can_test_heads(options, processors, sampling)
         return Request(
@@ -514,17 +524,67 @@ class Decoder:
             growth_observer=context.growth_observer,
         )
 
-    def _encode(self, prompt: Prompt | None, options: RequestOptions) -> list[int]:
+    def _encode(self, prompt: Prompt | None, options: RequestOptions) -> EncodedPrompt:
         """The token ids of a prompt, checked to leave room for a text with these options."""
         context = self.target.context
         sanitize = options.get("sanitize_control_tokens", False)
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, context, sanitize=sanitize)
+        prepared_images = self._read_images(prompt)
+        expand = partial(prepared_images.expand, mark=START if sanitize else None) if prepared_images else None
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, context, sanitize=sanitize, expand=expand)
+        images = prepared_images.of_tokens(tokens) if prepared_images else self._images(prompt, tokens)
+        if images:
+            self._check_images(options)
         check_room(len(tokens), options.max_new_tokens(len(tokens)), context)
         if options.get("max_time") is not None:
             compatibility.refuse_sharded(self.target, "max_time ends a text")
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        return tokens
+        return EncodedPrompt(tokens, images)
+
+    def _read_images(self, prompt: Any) -> PreparedImages | None:
+        """Read the images in a conversation; None if it has none.
+
+        Raises:
+            InputError: the target reads no images, or one of them cannot be read.
+        """
+        images = image_parts(prompt)
+        if not images:
+            return None
+        if self._image_token() is None:
+            number, _ = images[0]
+            raise InputError(f"message {number} has an image, and the target reads no images; send text alone")
+        if self.image_reader is None:
+            raise ConfigError("images need the model's processor; load the target by drafttree.load, from its folder")
+        return self.image_reader.read(prompt)
+
+    def _images(self, prompt: object, tokens: Sequence[int]) -> PromptImages | None:
+        """The images that a processor of transformers has prepared, with the tokens that it returned; None for none.
+
+        Raises:
+            InputError: the target reads no images, or the prompt has audio or video.
+        """
+        inputs = media_inputs(prompt)
+        if inputs is None:
+            return None
+        if (image_token := self._image_token()) is None:
+            raise InputError(f"the target reads no images; leave out {', '.join(sorted(inputs))}")
+        return PromptImages.of_inputs(inputs, tokens, image_token)
+
+    def _image_token(self) -> int | None:
+        """The token id that stands for a part of an image; None if the target reads no images."""
+        return self.target.image_token if isinstance(self.target, TargetModel) else None
+
+    def _check_images(self, options: RequestOptions) -> None:
+        """Check that images work with options and target.
+
+        Raises:
+            ConfigError: an option or a property of the target does not work with images.
+            ModelError: the target has recurrent layers.
+        """
+        if options.get("prompt_logprobs"):
+            raise ConfigError("prompt_logprobs does not work with images; leave it out")
+        if isinstance(self.target, TargetModel):
+            compatibility.check_images(self.target)
 
     def _check_reuse(self, options: RequestOptions, verifier: Verifier, *, is_alone: bool) -> None:
         """Refuse the option `reuse_prefix` if a seed then might not repeat its text; warn of hidden state."""

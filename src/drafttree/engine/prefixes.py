@@ -50,12 +50,14 @@ class ReadText:
         cache: the target's rows.
         draft_snapshot: makes the drafter's snapshot of at most this many first tokens, for `Session.restore`; None if
             the drafter has none.
+        images_end: as for `Request`. Positions after it are those of a text with the same images, and no others.
     """
 
     salt: Hashable | None
     ids: bytes
     cache: TreeCache
     draft_snapshot: Callable[[int], object] | None
+    images_end: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -155,7 +157,7 @@ class PrefixCache:
                 then continue at the same token.
             running: requests that have begun and share their rows.
         """
-        ids = array("i", request.tokens).tobytes()
+        ids = array("i", request.row_ids).tobytes()
         cache = request.cache
         salt = request.task.cache_salt
         block = 1 if salt is None else BLOCK
@@ -195,9 +197,10 @@ class PrefixCache:
             if reads_hidden:
                 rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
             rows -= rows % block
-            if rows <= 0:
+            if rows <= 0 or rows < request.images_end:
                 break
-            if restored_tokens := _copy_rows(request, text, rows, reads_hidden=reads_hidden):
+            has_same_images = not request.images_end or text.images_end <= rows
+            if has_same_images and (restored_tokens := _copy_rows(request, text, rows, reads_hidden=reads_hidden)):
                 if text in self._texts:
                     self._texts.remove(text)
                     self._texts.append(text)
@@ -222,9 +225,9 @@ class PrefixCache:
             if session:
                 session.read_rest()
             snapshot = session.snapshot(cache.length) if session else None
-            tokens = request.tokens[: cache.length]
+            tokens = request.row_ids[: cache.length]
             draft_snapshot = None if snapshot is None else lambda _: snapshot
-            text = ReadText(salt, array("i", tokens).tobytes(), cache, draft_snapshot)
+            text = ReadText(salt, array("i", tokens).tobytes(), cache, draft_snapshot, request.images_end)
             texts_of_salt = [kept_text for kept_text in self._texts if kept_text.salt == salt]
             shorter_texts = [
                 kept_text
@@ -267,7 +270,7 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
             return session and session.snapshot(tokens)
 
     read_ids = request.shared_prefix[: request.cache.length * TOKEN_BYTES]
-    return ReadText(request.task.cache_salt, read_ids, request.cache, draft_snapshot)
+    return ReadText(request.task.cache_salt, read_ids, request.cache, draft_snapshot, request.images_end)
 
 
 def _tokens_being_read(ids: bytes, peers: list[Request], texts: list[ReadText], block: int) -> int:
@@ -310,4 +313,7 @@ def _copy_rows(request: Request, text: ReadText, rows: int, *, reads_hidden: boo
     if session := request.drafting.session:
         with request.drafting.failing_softly():
             restored_tokens = session.restore(text.draft_snapshot and text.draft_snapshot(rows), rows)
-    return request.cache.copy_from(text.cache, restored_tokens if reads_hidden else rows)
+    copied_rows = request.cache.copy_from(text.cache, restored_tokens if reads_hidden else rows)
+    if request.images_end:
+        request.cache.first_position = text.cache.first_position
+    return copied_rows

@@ -125,6 +125,21 @@ class Request:
         return self.text.tokens
 
     @property
+    def row_ids(self) -> list[int]:
+        """Ids of the tokens by which rows are shared: texts share a row if all ids up to it are the same.
+
+        Those of an image's placeholders tell images apart.
+        """
+        images = self.task.images
+        return images.marked(self.tokens) if images else self.tokens
+
+    @property
+    def images_end(self) -> int:
+        """The number of first tokens up to the last image; 0 without images."""
+        images = self.task.images
+        return images.end if images else 0
+
+    @property
     def finish_reason(self) -> str | None:
         """Why the text has ended, as `WrittenText.finish_reason`; None while it goes on."""
         return self.text.finish_reason
@@ -132,7 +147,7 @@ class Request:
     @property
     def unread(self) -> int:
         """The number of tokens before the root that the target has not read."""
-        return len(self.text.tokens) - 1 - self.cache.next_position
+        return len(self.text.tokens) - 1 - self.cache.read_tokens
 
     def open(self, cache: TreeCache) -> None:
         """Take an empty KV cache of the target with room for all rows."""

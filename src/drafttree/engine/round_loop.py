@@ -26,7 +26,8 @@ from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import TextRound
 from drafttree.engine.prefixes import PrefixCache, Restored, WaitsForPrefix
 from drafttree.engine.request import Request
-from drafttree.models import Model, Output, Segment, TreeCache
+from drafttree.images.prompt_images import PromptImages
+from drafttree.models import Model, Output, Segment, TargetModel, TreeCache
 from drafttree.models.base import prefill, prefill_and_score
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.segment import causal, join
@@ -205,9 +206,26 @@ class RoundLoop:
             if isinstance(restored, WaitsForPrefix):
                 return restored
         request.drafting.begin_prompt(reads=self.trees.max_levels(request) > 0, batch=batch)
-        if request.cache.recurrent:
+        images = request.task.images
+        if images and request.cache.length < images.end:
+            self._read_images(request, images)
+        elif request.cache.recurrent:
             self._read_whole(request)
         return restored
+
+    def _read_images(self, request: Request, images: PromptImages) -> None:
+        """Read a prompt with images, all but its last token, the root of the first tree."""
+        assert isinstance(self.target, TargetModel), "only such targets get prompts with images"
+        unread = request.tokens[:-1]
+        hidden_states = self.target.read_images(
+            request.cache,
+            unread,
+            images.inputs,
+            prompt_length=len(request.tokens),
+            hidden_layers=self._hidden_layers,
+        )
+        request.metrics.prefill_passes = 1
+        request.drafting.prefill(hidden_states, len(unread))
 
     def _read_whole(self, request: Request) -> None:
         """Read the whole prompt, including its last token, the root of the first tree."""

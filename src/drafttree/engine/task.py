@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from drafttree.core.randomness import Randomness
 from drafttree.engine.generation import Fidelity
+from drafttree.images.prompt_images import PromptImages
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -28,6 +29,7 @@ class Task:
         cache_salt: only texts with an equal salt copy rows of each other. If the salt is the group itself, the rows are
             dropped when the text ends.
         group: all texts of an equal group together get the share of an engine's batch that one text would get.
+        images: the images of the prompt; None if it has none.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +45,7 @@ class Task:
     reuse_prefix: bool = False
     cache_salt: Hashable | None = None
     group: Hashable = field(default_factory=object)
+    images: PromptImages | None = None
 
     @property
     def kept_after_end(self) -> bool:

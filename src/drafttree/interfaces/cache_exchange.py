@@ -48,6 +48,11 @@ def cache_to_fill(cache: Cache | None, padding: list[int], config: GenerationCon
     return cache if needs_cache and type(cache) is DynamicCache and padding == [0] else None
 
 
+def holds_rows(cache: Cache | None) -> bool:
+    """Whether the caller gave a cache that has rows."""
+    return _is_given(cache) and cache.get_seq_length() > 0
+
+
 def _layers(cache: Cache) -> list[Any]:
     """The layers of a cache, untyped because their classes have no common fields."""
     return list(cache.layers)

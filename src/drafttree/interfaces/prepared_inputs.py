@@ -26,6 +26,7 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 from transformers.generation.streamers import BaseStreamer
 
 from drafttree.constraints.refusals import REFUSED, refusal, show_option
+from drafttree.images.prompt_images import media_inputs
 from drafttree.models.module.module_inputs import CACHE_NAMES
 
 SERVED = {"num_return_sequences", "output_scores", "output_logits", "streamer", "tokenizer", "attention_mask"}
@@ -63,6 +64,22 @@ def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
             raise refusal(name, "pass the prompt as input_ids alone")
     if not input_ids.shape[1]:
         raise refusal("an empty prompt", "give at least one token")
+
+
+def image_inputs(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of the model for images; empty without images.
+
+    Raises:
+        ConfigError: there are several prompts.
+        InputError: there is video or audio.
+    """
+    model_inputs = {name: value for name, value in model_kwargs.items() if name not in INPUTS}
+    images = media_inputs({"input_ids": input_ids, **model_inputs}) or {}
+    if images and (positions := model_kwargs.get("position_ids")) is not None and positions.ndim > 2:
+        images["position_ids"] = positions  # of the images, whose sizes `generate` passes no more
+    if images and len(input_ids) > 1:
+        raise refusal(f"{min(images)} with several prompts", "call generate once per prompt")
+    return images
 
 
 def check_batch(size: int, criteria: StoppingCriteriaList, streamer: BaseStreamer | None) -> None:

@@ -39,12 +39,13 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.request import Request, RequestContext
-from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, read_cache, write_cache
+from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, holds_rows, read_cache, write_cache
 from drafttree.interfaces.prepared_inputs import (
     check_batch,
     check_config,
     check_inputs,
     eos_ids,
+    image_inputs,
     left_padding,
     split_processors,
 )
@@ -172,7 +173,7 @@ class TreeGenerate:
             check_cache(prompts.cache, input_ids, prompts.padding, _reads_hidden(decoder.drafter))
             for ids, padding_size, options in zip(input_ids, prompts.padding, prompts.options, strict=True):
                 request = decoder.new_request(
-                    ids[padding_size:].tolist(),
+                    prompts.prompt_of(ids[padding_size:].tolist()),
                     RequestContext(
                         padding=ids[:padding_size].tolist(),
                         stopping_criteria=stopping_criteria,
@@ -290,12 +291,18 @@ class _Prompts(NamedTuple):
         options: per prompt, options of `Decoder.new_request`.
         cache: the KV cache that transformers passes; None for none.
         filled_cache: the cache to write the rows of the text to; None for none.
+        images: inputs of the model for the images of the only prompt; empty without images.
     """
 
     padding: list[int]
     options: list[dict[str, Any]]
     cache: Cache | None
     filled_cache: Cache | None
+    images: Mapping[str, Any]
+
+    def prompt_of(self, tokens: list[int]) -> Any:
+        """The prompt with these tokens, as `Decoder.new_request` takes it."""
+        return {"input_ids": tokens, **self.images} if self.images else tokens
 
 
 def _prepare(
@@ -312,15 +319,19 @@ def _prepare(
         ConfigError: an argument cannot be honoured; the message names it.
     """
     check_config(config)
-    check_inputs(input_ids, model_kwargs)
+    images = image_inputs(input_ids, model_kwargs)
+    check_inputs(input_ids, {name: value for name, value in model_kwargs.items() if name not in images})
     check_batch(len(input_ids), stopping_criteria, streamer)
     processors, sampling = split_processors(logits_processor, bool(config.do_sample))
-    padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+    positions = None if images else model_kwargs.get("position_ids")  # those of images are the model's own
+    padding = left_padding(input_ids, model_kwargs.get("attention_mask"), positions)
     cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
+    if images and holds_rows(cache):
+        raise refusal("past_key_values with images", "leave one of them out")
     filled_cache = cache_to_fill(cache, padding, config)
     max_length = stopping_criteria.max_length or config.max_length
     options = _options(len(input_ids), processors, sampling, max_length - input_ids.shape[1])
-    return _Prompts(padding, options, cache, filled_cache)
+    return _Prompts(padding, options, cache, filled_cache, images)
 
 
 def _options(

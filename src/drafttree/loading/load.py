@@ -18,12 +18,15 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.learned_state import LearnedState
 from drafttree.engine.drafting.prices import machine
 from drafttree.engine.generation_options import model_defaults, show_options
+from drafttree.engine.image_prompt import ImageReader
 from drafttree.engine.model_digest import model_digest
+from drafttree.images.fetching import Fetcher
 from drafttree.loading.drafter_spec import DrafterSpec
 from drafttree.loading.drafters import DrafterSource, parse_drafter
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import Placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids
+from drafttree.loading.processors import load_processor
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import (
     BY_DEFAULT,
@@ -261,10 +264,13 @@ class _DecoderSpec(NamedTuple):
             raise
         defaults = _generation_defaults(model, tuned_policy)
         learned_state = LearnedState(_costs(tuned_policy, target_model)) if tuned_policy else None
+        image_token = target_model.image_token
+        load_images = partial(load_processor, self.target.location, image_token) if image_token is not None else None
         return Decoder(
             *(target_model, drafter, policy, self.strategy.verifier, tokenizer, eos, defaults),
             learned=learned_state,
             parts=part_finder,
+            image_reader=load_images and ImageReader(load_images, fetch=Fetcher()),
         )
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape
 from drafttree.models.module.long_rope import long_frequencies_of, ropes, short_frequencies_of
+from drafttree.models.module.module_checks import decoder_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.norms import Norm
 from drafttree.models.quantization.linear_experts import LinearExperts
@@ -29,8 +30,11 @@ LLAMAS = {
     "olmo3",
     "phi3",
     "qwen2",
+    "qwen2_5_vl_text",
+    "qwen2_vl_text",
     "qwen3",
     "qwen3_moe",
+    "qwen3_vl_text",
     "smollm3",
 }
 NEOX = "gpt_neox"
@@ -347,8 +351,8 @@ def describe(module: Any) -> Architecture:
     """
     if not isinstance(module, PreTrainedModel):
         return module.architecture()
-    decoder: Any = module.get_decoder()
-    config = module.config
+    decoder: Any = decoder_of(module)
+    config = decoder.config
     describe_block = BLOCKS.get(config.model_type, llama_block)
     blocks = [describe_block(block, config) for block in decoder.layers]
     owners = _key_owners(decoder.layers, blocks)
@@ -376,6 +380,7 @@ def describe(module: Any) -> Architecture:
 
 def why_not_known(config: PreTrainedConfig) -> str | None:
     """Why models of a config cannot be described, None if they can."""
+    config = config.get_text_config()  # that of the language part, if the model reads images too
     if config.model_type not in LLAMAS | {NEOX}:
         return f"layers of the family {config.model_type} are not known"
     if getattr(config, "attn_logit_softcapping", None):

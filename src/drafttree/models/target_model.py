@@ -1,8 +1,10 @@
 """A transformers model that scores trees: the target, or a language model that drafts."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.autocast import refuse_autocast
@@ -12,6 +14,7 @@ from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.fingerprint import SelectedBackend
+from drafttree.models.module.image_reading import image_token_of, read_images
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import input_device, logits_width
@@ -150,6 +153,26 @@ class TargetModel:
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         """Score tokens; see `drafttree.models.base.Backend.forward`."""
         return self.backend.forward(segments, hidden_layers=hidden_layers)
+
+    @property
+    def image_token(self) -> int | None:
+        """The token id that stands for a part of an image in a prompt; None if the model reads no images."""
+        return image_token_of(self.module)
+
+    @in_inference_mode
+    def read_images(
+        self,
+        cache: TreeCache,
+        tokens: Sequence[int],
+        inputs: Mapping[str, Any],
+        *,
+        prompt_length: int,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[Tensor, ...]:
+        """Read a prompt with images; see `drafttree.models.module.image_reading.read_images`."""
+        states = read_images(self.module, cache, tokens, inputs, prompt_length, hidden_layers)
+        self._selected.accept()
+        return states
 
     def _describe(self) -> None:
         module = self.module

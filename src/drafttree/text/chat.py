@@ -13,8 +13,11 @@ from drafttree.text.prompt_length import check_characters
 Message = Mapping[str, Any]
 """A message of a conversation, as transformers' pipelines take it: {"role": "user", "content": "..."}.
 
-The content is text, or a list of parts {"type": "text", "text": "..."}; that of an assistant may be None or left out.
+The content is text, or a list of parts {"type": "text", "text": "..."} and, for models that read images, {"type":
+"image", "image": ...}; that of an assistant may be None or left out.
 """
+Expand = Callable[[str], str]
+"""Puts the placeholder tokens of images into a rendered conversation, which has one for each."""
 TOOL_USE = "tool_use"
 """transformers' name of a tokenizer's template for conversations with tools."""
 CALL = "call"
@@ -34,6 +37,7 @@ def render_chat(
     first_number: int = 1,
     marked: ControlTokens | None = None,
     restore: Callable[[str], str] = str,
+    expand: Expand | None = None,
     /,
     *,
     add_generation_prompt: bool = True,
@@ -52,6 +56,8 @@ def render_chat(
         marked: the control tokens, if they were marked in messages and variables to stay text; None if they become
             tokens.
         restore: replaces placeholders of the messages in the rendered text.
+        expand: puts the placeholder tokens of images into the rendered text, whose control tokens are marked. None
+            refuses images.
         add_generation_prompt: begin the answer; if False, the token ids end with the last message.
         continue_final_message: end inside the last message, which the text then continues; no answer begins.
         **variables: variables of the template, such as `tools`.
@@ -61,12 +67,17 @@ def render_chat(
         InputError: if there is no chat template, it fails or leaves out what a message says, or a message is malformed;
             names the message.
     """
+    if expand is None and (images := image_parts(messages)):
+        index, image = images[0]
+        number = index - 1 + first_number
+        raise InputError(f"the content of message {number} has {image!r} as a part; give parts of type 'text'")
     try:
         text = _rendered(messages, tokenizer, first_number, add_generation_prompt, continue_final_message, variables)
     except InputError as error:
         message = restore(str(error))
         raise InputError(marked.plain(message) if marked else message) from error.__cause__
     text = restore(text)
+    text = expand(text) if expand else text
     check_characters(marked.plain(text) if marked else text, tokenizer, context)
     return marked.encode(text) if marked else list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -252,11 +263,30 @@ def _texts(number: int, message: object) -> list[str]:
         type_name = type(content).__name__ if "content" in message else "missing"
         raise InputError(f"the content of message {number} is {type_name}; give text")
     for content_part in content:
-        if not _is_text_part(content_part):
+        if not (_is_text_part(content_part) or is_image_part(content_part)):
             raise InputError(
-                f"the content of message {number} has {content_part!r} as a part; give parts of type 'text'"
+                f"the content of message {number} has {content_part!r} as a part; give parts of type 'text' or 'image'"
             )
-    return [content_part["text"] for content_part in content]
+    return [content_part["text"] for content_part in content if not is_image_part(content_part)]
+
+
+def is_image_part(content_part: object) -> bool:
+    """Whether a part of a message is an image: {"type": "image", ...}, whatever says where it is."""
+    return isinstance(content_part, Mapping) and content_part.get("type") == "image"
+
+
+def image_parts(messages: Any) -> list[tuple[int, Mapping[str, Any]]]:
+    """The image parts of a conversation in order, each with the number of its message; none for other prompts."""
+    images = list[tuple[int, Mapping[str, Any]]]()
+    if not is_conversation(messages):
+        return images
+    for number, message in enumerate(messages, start=1):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            for content_part in content:
+                if is_image_part(content_part):
+                    images.append((number, content_part))
+    return images
 
 
 def _is_text_part(content_part: object) -> bool:
@@ -278,10 +308,17 @@ def _shaped(number: int, message: Message, texts: Sequence[str], template: _Temp
             f"the chat template leaves out what message {number} says, as it does for all messages of the role "
             f"{role!r}; use another chat template or role"
         )
+    if any(map(is_image_part, content := message.get("content") or ())):
+        return {**message, "content": [*map(_template_part, content)]}
     call_text = "hello" if any(texts) else ""
     if message.get("tool_calls") and _form(template, CALL, call_text) is None:
         raise InputError(f"the chat template leaves out the tool calls of message {number}; give them as its content")
     return {**message, "content": (form or as_text)(texts or [""])}
+
+
+def _template_part(content_part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a message as templates know it, without the image itself."""
+    return {"type": "image"} if is_image_part(content_part) else {**content_part}
 
 
 def _check_shown(

@@ -38,7 +38,7 @@ STRUCTURE |= {"description", "parameters", "properties", "required", "items", "e
 """Names of entries of messages and tools, which templates look up and which stay as they are."""
 FIXED = {
     "role": ROLES,
-    "type": ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null"),
+    "type": ("function", "text", "image", "object", "array", "string", "number", "integer", "boolean", "null"),
 }
 """Values of some entries that stay as they are, since they are not text: a template writes a role between tokens."""
 LOOKED_FOR = re.compile(

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
-from drafttree.text.chat import Message, is_conversation, render_chat
+from drafttree.text.chat import Expand, Message, is_conversation, render_chat
 from drafttree.text.control_tokens import control_tokens
 from drafttree.text.prompt_length import check_characters
 
@@ -24,7 +24,13 @@ def is_batch(prompt: object) -> bool:
 
 
 def encode(
-    prompt: object, tokenizer: Any, vocab_size: int, context: int | None = None, *, sanitize: bool = False
+    prompt: object,
+    tokenizer: Any,
+    vocab_size: int,
+    context: int | None = None,
+    *,
+    sanitize: bool = False,
+    expand: Expand | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt.
 
@@ -35,6 +41,7 @@ def encode(
         context: the most tokens of the target; None for no limit. A text that is too long whatever its tokens are is
             not tokenised.
         sanitize: keep control tokens in the messages of a conversation plain text.
+        expand: as for `render_chat`.
 
     Raises:
         ContextError: if the prompt has too many characters for the context.
@@ -46,7 +53,7 @@ def encode(
     if is_conversation(prompt):
         sanitizer = control_tokens(tokenizer) if sanitize else None
         messages = cast(Sequence[Message], sanitizer.kept(prompt) if sanitizer else prompt)
-        prompt = render_chat(messages, tokenizer, context, 1, sanitizer)
+        prompt = render_chat(messages, tokenizer, context, 1, sanitizer, str, expand)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")

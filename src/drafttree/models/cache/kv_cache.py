@@ -95,7 +95,8 @@ class TreeCache(Cache):
     Attributes:
         layout: as given.
         length: committed rows.
-        first_position: position of the first row; 0 unless the cache holds only the end of a text.
+        first_position: how far positions are from the number of rows before them. 0, unless the cache holds only the
+            end of a text, or begins with images of a model whose positions do not advance by one a row (M-RoPE).
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
         positions: int64 `[drafted]` positions of the drafted rows, on the host.
@@ -201,8 +202,12 @@ class TreeCache(Cache):
     @property
     def next_position(self) -> int:
         """The position of the token after the committed ones."""
-        dropped = self.windowed.dropped if self.windowed else 0
-        return self.first_position + dropped + self.length
+        return self.first_position + self.read_tokens
+
+    @property
+    def read_tokens(self) -> int:
+        """The number of committed tokens, those whose rows a window has dropped included."""
+        return self.length + (self.windowed.dropped if self.windowed else 0)
 
     def committed_positions(self, device: torch.device) -> Tensor:
         """`[length]` positions of the committed rows."""
@@ -246,6 +251,7 @@ class TreeCache(Cache):
         rows = 0 if self.recurrent or self.windowed else min(rows, self.length)
         copy = TreeCache(self.layout, rows)
         copy.length = rows
+        copy.first_position = self.first_position
         copy.long_rope = self.long_rope
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
         return copy
@@ -281,6 +287,7 @@ class TreeCache(Cache):
     def reset(self) -> None:
         """Forget all rows."""
         self.length = 0
+        self.first_position = 0
         self.recurrent.reset()
         if self.windowed:
             self.windowed.dropped = 0

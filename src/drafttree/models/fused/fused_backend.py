@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.families import Entry, LayerInputs, LayerKind, describe, why_not_known
@@ -19,6 +20,7 @@ from drafttree.models.fused.fused_layer import FusedLayer, NormCall, PassContext
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.fused.rotary_angles import RotaryAngles
+from drafttree.models.module.module_checks import decoder_of
 from drafttree.models.module.mtp_embedding import mtp_embedding_of
 from drafttree.models.module.plain_module import why_not_plain
 from drafttree.models.norms import norm_call
@@ -199,4 +201,8 @@ def why_not_fused(module: Any) -> str | None:
         return reason
     if {parameter.device for parameter in module.parameters()} != {module.device}:
         return "its weights are on several devices"
-    return why_not_plain(module)
+    is_wrapped = isinstance(module, PreTrainedModel) and module.config.get_text_config() is not module.config
+    if not is_wrapped:
+        return why_not_plain(module)
+    head = module.get_output_embeddings()  # text does not pass through the encoders of images
+    return why_not_plain(module, decoder_of(module)) or why_not_plain(module, head)

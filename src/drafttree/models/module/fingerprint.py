@@ -203,6 +203,11 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         self._make()
         return True
 
+    def accept(self) -> None:
+        """Take a new fingerprint after a pass of the module itself, to which transformers may have added hooks."""
+        if not self._fingerprint.matches():
+            self._fingerprint = Fingerprint(self._module)
+
     def _make(self) -> None:
         self.backend = self._select(self._module)
         self._fingerprint = Fingerprint(self._module)

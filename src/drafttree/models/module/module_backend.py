@@ -1,13 +1,12 @@
 """The backend that runs the transformers module itself, with our attention function in its layers."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
@@ -16,6 +15,7 @@ from drafttree.models.attention.tree_config import attending_to_trees, configure
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
 from drafttree.models.cache.recurrent_states import RecurrentStates
 from drafttree.models.module.alibi import biases_by_position, has_alibi
+from drafttree.models.module.hidden_states import capturing
 from drafttree.models.module.long_rope import long_frequencies, rope_switch
 from drafttree.models.module.module_checks import (
     decoder_of,
@@ -54,7 +54,6 @@ class ModuleBackend:
         self.device = input_device(module)
         self._module = module
         self._dtype = module.dtype
-        self._layers: int = module.config.get_text_config().num_hidden_layers
         self._rope_switch = rope_switch(module)
         self._takes_mask = takes_mask(module)
         self._has_alibi = has_alibi(module.config.get_text_config())
@@ -120,7 +119,7 @@ class ModuleBackend:
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
         mask_arguments = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
-        with self._capturing(hidden_layers) as states:
+        with capturing(self._module, hidden_layers) as states:
             # indices, not their number: if it is 1, some models (Gemma 4) leave out nodes
             out = self._module(
                 input_ids=inputs.tokens,
@@ -137,27 +136,6 @@ class ModuleBackend:
         texts = [segment.cache.recurrent for segment in segments]
         steps = None if texts[0].is_reading else TreeSteps(segments, self.device)
         return stepping(self._recurrent, module_cache, texts, steps)
-
-    @contextmanager
-    def _capturing(self, layers: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-        """Capture the states of these layers by hooks, since `output_hidden_states` would keep those of all layers."""
-        states: dict[int, Tensor] = {}
-        with ExitStack() as undo:
-            for layer in set(layers):
-                undo.callback(self._capture(layer, states).remove)
-            yield states
-
-    def _capture(self, layer: int, states: dict[int, Tensor]) -> RemovableHandle:
-        decoder = decoder_of(self._module)
-        if layer == self._layers:
-            return decoder.register_forward_hook(
-                lambda _, __, output: states.__setitem__(layer, output.last_hidden_state)
-            )
-
-        def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            states[layer] = args[0] if args else kwargs["hidden_states"]
-
-        return _blocks(decoder, self._layers)[layer].register_forward_pre_hook(note, with_kwargs=True)
 
 
 @torch.inference_mode()
@@ -178,14 +156,6 @@ def _group_of(segment: Segment) -> Hashable:
     """A key that is equal for segments that may share a pass; texts that recurrent layers only read run alone."""
     cache = segment.cache
     return cache.long_rope, cache.recurrent.is_reading and id(cache)
-
-
-def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The list of `count` layers of a decoder, whose name differs by architecture."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == count]
-    if not lists:
-        raise ModelError(f"{type(decoder).__name__} has no list of {count} layers whose states can be read")
-    return lists[0]
 
 
 def lay_out_for_cpu(module: nn.Module) -> None:

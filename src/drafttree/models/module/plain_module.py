@@ -24,15 +24,22 @@ INERT_HOOKS = "transformers.utils.output_capturing"
 """Module of hooks that transformers leaves behind, which do nothing without `output_hidden_states`."""
 
 
-def why_not_plain(module: nn.Module) -> str | None:
+def why_not_plain(module: nn.Module, submodule: nn.Module | None = None) -> str | None:
     """Why a module may compute something else than its classes define, None if it cannot.
+
+    Args:
+        module: the module.
+        submodule: the only part that counts, with all that contains it; None for the whole module.
 
     Reasons are hooks, a replaced forward, unknown classes of layers or weights, and training mode in layers that depend
     on it.
     """
     if global_hooks():
         return "a hook of all modules is registered"
+    submodule_layers = set(submodule.modules()) if submodule else set[nn.Module]()
     for name, layer in module.named_modules():
+        if submodule and layer not in submodule_layers and submodule not in set(layer.modules()):
+            continue
         if reason := _peculiarity(name or type(module).__name__, layer):
             return reason
     return None

@@ -1,0 +1,84 @@
+"""Images of users: decoded within limits, refused by name before memory is filled."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from drafttree.core.errors import InputError
+from drafttree.images.image_file import ImageLimits, check_image, decode_image, read_image
+from helpers.image_bytes import encoded
+
+LIMITS = ImageLimits(bytes=100_000, pixels=10_000)
+PIXELS = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG file that says that it is large."""
+    content = encoded(Image.new("L", (1, 1)))
+    header = content[16:29]
+    larger = struct.pack(">II", width, height) + header[8:]
+    checksum = struct.pack(">I", zlib.crc32(b"IHDR" + larger))
+    return content.replace(header + content[29:33], larger + checksum)
+
+
+def test_the_pixels_are_those_of_the_file():
+    image = decode_image(encoded(Image.fromarray(PIXELS)), LIMITS, "image 1")
+    assert image.mode == "RGB"
+    assert np.array_equal(np.asarray(image), PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
+def test_every_mode_becomes_rgb(mode):
+    form = "TIFF" if mode == "CMYK" else "PNG"
+    image = Image.fromarray(PIXELS).convert(mode)
+    assert decode_image(encoded(image, form), LIMITS, "image 1").mode == "RGB"
+
+
+def test_an_image_is_turned_as_its_camera_says():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    content = encoded(Image.fromarray(PIXELS), "JPEG", exif=exif)
+    assert decode_image(content, LIMITS, "image 1").size == (20, 30)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "image 1 is no image that can be read; send PNG, JPEG, WebP or GIF"),
+        (b"<svg></svg>", "image 1 is no image that can be read"),
+        (encoded(Image.fromarray(PIXELS))[:200], "image 1 is damaged or cut"),
+        (encoded(Image.fromarray(PIXELS), "JPEG")[:-100], "image 1 is damaged or cut"),
+        (b"\0" * 100_001, "image 1 has 100,001 bytes; at most 100,000 are read"),
+        (bomb(50_000, 50_000), "image 1 has .*pixels"),
+        (bomb(101, 100), "image 1 has 101 x 100 pixels; at most 10,000 are read, so make it smaller"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_by_name(content, message):
+    with pytest.raises(InputError, match=message):
+        decode_image(content, LIMITS, "image 1")
+
+
+def test_an_animated_image_is_refused():
+    frames = [Image.new("L", (4, 4), value) for value in (0, 90, 200)]
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    with pytest.raises(InputError, match=r"image 1 is animated \(3 frames\); send one frame"):
+        decode_image(content, LIMITS, "image 1")
+
+
+def test_an_image_of_pillow_has_the_same_limits():
+    with pytest.raises(InputError, match="at most 10,000 are read"):
+        check_image(Image.new("RGB", (200, 200)), LIMITS, "image 1")
+
+
+def test_a_file_is_read_by_its_path(tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(encoded(Image.fromarray(PIXELS)))
+    assert read_image(file, LIMITS, "image 1").size == (30, 20)
+    with pytest.raises(InputError, match="image 1 cannot be read: No such file"):
+        read_image(tmp_path / "b.png", LIMITS, "image 1")
+    file.write_bytes(b"\0" * 100_001)
+    with pytest.raises(InputError, match="image 1 has 100,001 bytes"):
+        read_image(file, LIMITS, "image 1")

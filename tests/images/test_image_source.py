@@ -1,0 +1,63 @@
+"""Where the image of a message's part is: as transformers' `apply_chat_template` takes it, and data URLs."""
+
+import base64
+
+import pytest
+from PIL import Image
+
+from drafttree.core.errors import InputError
+from drafttree.images.image_file import ImageLimits
+from drafttree.images.image_source import open_image
+from helpers.image_bytes import encoded
+
+LIMITS = ImageLimits(bytes=100_000, pixels=10_000)
+IMAGE = Image.new("RGB", (3, 2), (1, 2, 3))
+CONTENT = encoded(IMAGE)
+BASE64 = base64.b64encode(CONTENT).decode()
+
+
+def opened(fetch=None, **part):
+    return open_image({"type": "image", **part}, LIMITS, "image 1", fetch)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image": IMAGE},
+        {"image": CONTENT},
+        {"base64": BASE64},
+        {"url": f"data:image/png;base64,{BASE64}"},
+        {"image": f"data:;base64,{BASE64}"},
+        {"url": "https://example.org/a.png"},
+        {"image": "HTTP://example.org/a.png"},
+    ],
+)
+def test_an_image_is_found(part):
+    image = opened(lambda url, limits, name: CONTENT, **part)
+    assert image.size == (3, 2)
+    assert image.getpixel((0, 0)) == (1, 2, 3)
+
+
+def test_a_path_is_found(tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(CONTENT)
+    for part in ({"path": file}, {"path": str(file)}, {"image": str(file)}, {"url": f"file://{file}"}):
+        assert opened(**part).size == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({}, "image 1 has no source; give one of image, url, path, base64"),
+        ({"image": IMAGE, "url": "a"}, "image 1 has image, url; give one of"),
+        ({"image": 3}, "image 1 is int; give an image of Pillow, a path or an address"),
+        ({"url": "https://example.org/a.png"}, "image 1 is an address, and none is fetched"),
+        ({"url": "data:nonsense"}, "image 1 is no data URL that can be read"),
+        ({"base64": "a*b"}, "image 1 is not valid base64"),
+        ({"base64": "A" * 200_000}, "image 1 has some 150,000 bytes; at most 100,000 are read"),
+        ({"url": "data:text/plain,hello"}, "image 1 is no image that can be read"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_name(part, message):
+    with pytest.raises(InputError, match=message):
+        opened(**part)
