@@ -68,6 +68,11 @@ def test_an_animated_image_is_refused():
         decode_image(content, LIMITS, "image 1")
 
 
+def test_the_first_picture_of_a_telephones_photo_is_read():
+    content = encoded(Image.fromarray(PIXELS), "MPO", save_all=True, append_images=[Image.new("RGB", (15, 10))])
+    assert decode_image(content, LIMITS, "image 1").size == (30, 20)
+
+
 def test_an_image_of_pillow_has_the_same_limits():
     with pytest.raises(InputError, match="at most 10,000 are read"):
         check_image(Image.new("RGB", (200, 200)), LIMITS, "image 1")

@@ -136,6 +136,12 @@ SCOPES = (
     ),
     Scope(
         LEFT_OUT,
+        "images in prompts",
+        "tests/engine/test_image_prompts.py compares texts with transformers'",
+        ("engine/image_prompt",),
+    ),
+    Scope(
+        LEFT_OUT,
         "costs by a clock, and files of them",
         "costs are given, and frozen in texts that draw alone; tests/engine/drafting",
         ("engine/drafting/measure", "engine/drafting/disk_cache", "engine/model_digest"),

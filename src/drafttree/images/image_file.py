@@ -11,6 +11,9 @@ from drafttree.core.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+ANIMATED = {"GIF", "PNG", "WEBP", "AVIF"}
+"""Formats whose frames are an animation. Frames of others are pages, or the copies in photos of telephones (MPO)."""
+
 
 @dataclass(frozen=True)
 class ImageLimits:
@@ -81,7 +84,7 @@ def _checked(image: Any, limits: ImageLimits, name: str) -> "Image":
         raise InputError(
             f"{name} has {width} x {height} pixels; at most {limits.pixels:,} are read, so make it smaller"
         )
-    if getattr(image, "n_frames", 1) > 1:
+    if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
         raise InputError(f"{name} is animated ({image.n_frames} frames); send one frame")
     try:
         return pillow.ImageOps.exif_transpose(image).convert("RGB")

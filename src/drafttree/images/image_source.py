@@ -1,4 +1,4 @@
-"""Finds the image of a message's message_part: an image of Pillow, a file, a data URL or an address."""
+"""Finds the image of a part of a message: an image of Pillow, a file, a data URL or an address."""
 
 import base64
 import binascii
@@ -17,7 +17,7 @@ SOURCES = ("image", "url", "path", "base64")
 """Entries of a part that say where its image is, as transformers' `apply_chat_template` takes them."""
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w.+=-]+)*),", re.ASCII)
 Fetch = Callable[[str, ImageLimits, str], bytes]
-"""Fetches the file at an address, given_sources the limits and the name of the image in errors."""
+"""Fetches the file at an address, given the limits and the name of the image in errors."""
 
 
 def open_image(message_part: Mapping[str, Any], limits: ImageLimits, name: str, fetch: Fetch | None) -> "Image":
