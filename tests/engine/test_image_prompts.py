@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ConfigError, InputError
-from helpers.image_models import FAMILIES, ImageModel, image_model
+from drafttree.core.errors import ConfigError, InputError, ModelError
+from helpers.image_models import FAMILIES, REFUSED, ImageModel, image_model
 
 NEW = 24
+UNKNOWN = {"aria_text", "cohere2", "glm4v_text", "glm4v_moe_text", "ministral3", "qwen3_5_text"}
+"""Language parts that have no native passes."""
 POLICIES = ("chain", "talon:budget=12,width=3", "dynatree", "eagle", "opt-tree:budget=8", "auto")
 
 
@@ -31,8 +33,14 @@ def test_the_text_is_that_of_transformers_with_and_without_drafts(model):
 
 def test_the_language_part_runs_natively_where_it_is_known(model):
     runs_on = lookup(model).target.runs_on
-    known = model.module.config.model_type != "glm4v"
+    known = model.module.config.get_text_config().model_type not in UNKNOWN
     assert runs_on.startswith("NativeBackend" if known else "ModuleBackend"), runs_on
+
+
+def test_several_images_in_a_long_prompt(model):
+    inputs = model.prompt([3, 4], [5, 6, 7] * 9, [8, 9, 10, 11] * 4)
+    result = lookup(model).generate(inputs, max_new_tokens=NEW, ignore_eos=True)
+    assert result.tokens == model.generate(inputs, NEW)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -106,6 +114,29 @@ def test_what_does_not_work_with_images_is_refused():
     without = {**model.inputs, "input_ids": torch.tensor([[2, 5, 6, 7]])}
     with pytest.raises(InputError, match="no image token"):
         lookup(model).generate(without)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_families_that_cannot_go_on_as_text_are_refused_by_name(name):
+    model = image_model(name)
+    with pytest.raises(ModelError, match=f"^{REFUSED[name]}"):
+        lookup(model).generate(model.inputs)
+
+
+def test_a_trial_refuses_a_model_whose_images_leave_more_than_rows(monkeypatch):
+    model = image_model("llava")
+    forward = type(model.module).forward
+
+    def with_lasting_images(self, *arguments, **options):
+        output = forward(self, *arguments, **options)
+        if options.get("pixel_values") is not None:
+            output.logits = output.logits + output.logits.abs().max()
+        return output
+
+    decoder = lookup(model)
+    monkeypatch.setattr(type(model.module), "forward", with_lasting_images)
+    with pytest.raises(ModelError, match=f"images do not work with {type(model.module).__name__}: behind them its "):
+        decoder.generate(model.inputs)
 
 
 def test_custom_generate_reads_images_too(model):

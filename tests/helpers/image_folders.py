@@ -81,7 +81,11 @@ def _gemma3() -> tuple[Any, Any]:
 
 
 def _llava() -> tuple[Any, Any]:
-    tokenizer = _tokenizer("<image>")
+    return llava(_tokenizer("<image>"), TEXT)
+
+
+def llava(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+    """A processor, and the config of a LLaVA model with a Llama of this config, without its vocabulary."""
     image_processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     processor = transformers.LlavaProcessor(
         image_processor,
@@ -93,7 +97,7 @@ def _llava() -> tuple[Any, Any]:
         num_additional_image_tokens=1,
     )
     config = transformers.LlavaConfig(
-        text_config=transformers.LlamaConfig(**TEXT | {"vocab_size": len(tokenizer)}),
+        text_config=transformers.LlamaConfig(**text | {"vocab_size": len(tokenizer)}),
         vision_config=transformers.CLIPVisionConfig(**VISION),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=4,

@@ -1,6 +1,7 @@
 """A target that writes scripted turns to a coding agent, behind drafttree's own server."""
 
 import json
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,20 @@ from typing import Any
 import torch
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+)
 
 import drafttree
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import tokenizer_of
+from helpers.image_folders import llava
 from testing import tiny
 from testing.live_server import serving
 
@@ -25,6 +33,16 @@ SIZES = {"num_hidden_layers": 1, "max_position_embeddings": 131_072}
 DOCS = Path(__file__).parents[2] / "docs"
 WRITING = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
 TURN = "<|im_start|>assistant\n"
+PLACEHOLDER = "<image>"
+PARTS_AS_TEXT = (
+    "{%- set ns = namespace(messages=[]) %}{%- for message in messages %}{%- if message.content is string %}"
+    "{%- set ns.messages = ns.messages + [message] %}{%- else %}{%- set of = namespace(text='') %}"
+    "{%- for part in message.content or [] %}"
+    "{%- set of.text = of.text + ('<image>' if part.type == 'image' else part.text) %}{%- endfor %}"
+    "{%- set ns.messages = ns.messages + [dict(message, content=of.text)] %}{%- endif %}{%- endfor %}"
+    "{%- set messages = ns.messages %}"
+)
+"""Begins a chat template: makes texts of parts, with a placeholder for each image."""
 ASIDE = "A greeting"
 """What is answered where no tools are told, as where an agent asks for a title."""
 
@@ -101,16 +119,43 @@ class NotedTurns:
                 self._bodies.append(request)
 
 
-@contextmanager
-def scripted_server(turns: Sequence[str], tool: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The address of a server of a small random model that writes the turns, and the requests for turns so far."""
+def _tokenizer() -> PreTrainedTokenizerFast:
     text = (DOCS / "server.md").read_text() + (DOCS / "architecture.md").read_text()
-    tokenizer = tokenizer_of("qwen3", text, size=4000)
-    torch.manual_seed(0)
+    return tokenizer_of("qwen3", text, size=4000)
+
+
+def _text_model() -> drafttree.Decoder:
+    tokenizer = _tokenizer()
     config = LlamaConfig(**tiny.GROUPED | SIZES | {"vocab_size": len(tokenizer)})
-    decoder = drafttree.load(LlamaForCausalLM(config).eval(), "lookup", dtype="float32", tokenizer=tokenizer)
+    return drafttree.load(LlamaForCausalLM(config).eval(), "lookup", dtype="float32", tokenizer=tokenizer)
+
+
+def _image_model() -> drafttree.Decoder:
+    """A model that reads images, also those that tools return."""
+    tokenizer = _tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [PLACEHOLDER]})
+    tokenizer.chat_template = PARTS_AS_TEXT + tokenizer.chat_template
+    processor, config = llava(tokenizer, tiny.GROUPED | SIZES)
+    with tempfile.TemporaryDirectory() as folder:
+        LlavaForConditionalGeneration(config).eval().save_pretrained(folder)
+        processor.save_pretrained(folder)
+        decoder = drafttree.load(folder, "lookup", dtype="float32")
+        assert decoder.image_reader
+        assert decoder.image_reader.processor  # loads it, while the folder is there
+    return decoder
+
+
+@contextmanager
+def scripted_server(
+    turns: Sequence[str], tool: str, *, reads_images: bool = False
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a server of a small random model that writes the turns, and the requests for turns so far."""
+    torch.manual_seed(0)
+    decoder = _image_model() if reads_images else _text_model()
+    tokenizer: Any = decoder.tokenizer
     decoder = decoder.with_costs(TOY_COSTS).with_defaults(logits_processor=[ScriptedTurns(tokenizer, turns, tool)])
     app, bodies = create_app(decoder, ServerSettings("scripted")), list[dict[str, Any]]()
+    assert app.state.serving.images.are_read == reads_images
     app.add_middleware(NotedTurns, tool=tool, bodies=bodies)
     with serving(app) as address:
         yield address, bodies

@@ -1,27 +1,15 @@
 """Images of users: decoded within limits, refused by name before memory is filled."""
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from drafttree.core.errors import InputError
 from drafttree.images.image_file import ImageLimits, check_image, decode_image, read_image
-from helpers.image_bytes import encoded
+from helpers.image_bytes import bomb, encoded
 
 LIMITS = ImageLimits(bytes=100_000, pixels=10_000)
 PIXELS = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A small PNG file that says that it is large."""
-    content = encoded(Image.new("L", (1, 1)))
-    header = content[16:29]
-    larger = struct.pack(">II", width, height) + header[8:]
-    checksum = struct.pack(">I", zlib.crc32(b"IHDR" + larger))
-    return content.replace(header + content[29:33], larger + checksum)
 
 
 def test_the_pixels_are_those_of_the_file():

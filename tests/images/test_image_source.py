@@ -7,7 +7,7 @@ from PIL import Image
 
 from drafttree.core.errors import InputError
 from drafttree.images.image_file import ImageLimits
-from drafttree.images.image_source import open_image
+from drafttree.images.image_source import fetched, open_image
 from helpers.image_bytes import encoded
 
 LIMITS = ImageLimits(bytes=100_000, pixels=10_000)
@@ -17,7 +17,8 @@ BASE64 = base64.b64encode(CONTENT).decode()
 
 
 def opened(fetch=None, **part):
-    return open_image({"type": "image", **part}, LIMITS, "image 1", fetch)
+    local_part = fetched({"type": "image", **part}, LIMITS, "image 1", fetch)
+    return open_image(local_part, LIMITS, "image 1")
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,12 @@ def test_a_path_is_found(tmp_path):
 def test_what_is_no_image_is_refused_by_name(part, message):
     with pytest.raises(InputError, match=message):
         opened(**part)
+
+
+@pytest.mark.parametrize("entry", ["image", "url", "path"])
+def test_files_of_this_machine_are_refused_where_others_ask(entry, tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(CONTENT)
+    for path in (str(file), f"file://{file}"):
+        with pytest.raises(InputError, match="image 1 is no data URL; send data:image/png;base64,"):
+            open_image({"type": "image", entry: path}, LIMITS, "image 1", reads_files=False)

@@ -6,6 +6,7 @@ from torch import nn
 
 from drafttree import Decoder
 from drafttree.errors import ConfigError
+from drafttree.models import TargetModel
 from drafttree.models.attention.tree_attention import TreePlan
 from drafttree.models.windows import EVERYTHING, Span
 from drafttree_lab.support import check, random_models
@@ -115,3 +116,33 @@ def test_texts_that_say_little_are_not_taken(monkeypatch):
     finding = check.check_architecture("llama")
     assert finding.result == "not built"
     assert "vary too little" in finding.reason
+
+
+def test_a_family_is_exact_behind_images_and_refuses_video():
+    finding = check.check_images("llava+images")
+    assert (finding.result, finding.reason, finding.exact) == ("exact", "", [*check.POLICIES])
+    assert finding.texts == len(check.POLICIES) * (len(check.IMAGE_PROMPTS) + 1)
+    assert finding.runs_on == "NativeBackend"
+
+
+def test_a_family_that_cannot_go_on_as_text_is_refused_by_name():
+    finding = check.check_images("mllama+images")
+    assert (finding.result, "cross-attention layers of Mllama" in finding.reason) == ("refused", True)
+
+
+def test_a_wrong_text_behind_images_fails(monkeypatch):
+    read = TargetModel.read_images
+
+    def shifted(self, cache, *given, **options):
+        states = read(self, cache, *given, **options)
+        cache.first_position += 3
+        return states
+
+    monkeypatch.setattr(TargetModel, "read_images", shifted)
+    finding = check.check_images("qwen2_vl+images")
+    assert (finding.result, finding.reason) == ("fails", "plain decoding: another text behind 16 tokens")
+
+
+def test_video_that_is_not_refused_fails(monkeypatch):
+    monkeypatch.setattr(check, "UNREAD", ("pixel_extras",))
+    assert check.check_images("llava+images").reason == "pixel_extras is not refused"

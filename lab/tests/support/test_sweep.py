@@ -24,6 +24,7 @@ def checked(monkeypatch):
 
     monkeypatch.setattr(sweep, "check_architecture", check)
     monkeypatch.setattr(sweep, "architectures", lambda: ["gpt2", "llama", "mamba"])
+    monkeypatch.setattr(sweep, "image_architectures", list)
     monkeypatch.setattr(sweep, "language_models", lambda: {"gemma3": "gemma3_text", "llava": "llama"})
     return names, results
 
@@ -58,6 +59,18 @@ def test_failures_and_other_versions_are_checked_again(checked, tmp_path, monkey
     monkeypatch.setattr(sweep, "VERSIONS", sweep.VERSIONS | {"transformers": "6.0.0"})
     sweep.check_all(["llama"], out)
     assert names[4:] == ["llama"]
+
+
+def test_prompts_with_images_come_last_and_are_checked_by_name(checked, monkeypatch):
+    names, _ = checked
+    monkeypatch.setattr(sweep, "image_architectures", lambda: ["gemma3+images"])
+    monkeypatch.setattr(sweep, "check_images", lambda name: names.append(name) or Finding(name, "exact"))
+    assert [finding.name for finding in sweep.check_all(["gemma3+images", "llama"]).findings] == [
+        "llama",
+        "gemma3+images",
+    ]
+    sweep.check_all()
+    assert names == ["llama", "gemma3+images", "gpt2", "llama", "mamba", "gemma3+images"]
 
 
 def test_only_some(checked, tmp_path):
@@ -95,8 +108,15 @@ def test_the_document():
         Finding("a", "exact", exact=["chain", "dynatree", "talon", "template"]),
         Finding("b", "exact", "chains only", ["chain"]),
         Finding("c", "refused", "CForCausalLM cannot be verified in a tree: it has odd | layers"),
+        Finding("d+images", "exact", runs_on="NativeBackend"),
     ]
     lines = to_markdown(sweep.SupportTable(findings)).splitlines()
     assert "2 exact, 1 refused." in lines
+    assert "1 exact." in lines
     rows = [line for line in lines if line.startswith("| `")]
-    assert rows == ["| `a` | exact |  |", "| `b` | exact (chain) | chains only |", "| `c` | refused | odd \\| layers |"]
+    assert rows == [
+        "| `a` | exact |  |",
+        "| `b` | exact (chain) | chains only |",
+        "| `c` | refused | odd \\| layers |",
+        "| `d` | exact |  | NativeBackend |",
+    ]

@@ -9,6 +9,10 @@ MAX_BATCH = 16
 """Default of the largest number of texts that are written at once."""
 MAX_TOKEN_GAP = 0.2
 """Default of the most seconds between two tokens of a text while other prompts are read."""
+MAX_IMAGES = 100
+"""Default of the most images of a request."""
+MAX_PIXELS = 100_000_000
+"""Default of the most pixels of a request's images together."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drafttree.core.candidates import Candidates
 from drafttree.drafters.former_names import WithFormerNames, add_new_names
+from drafttree.drafters.image_placeholders import NO_IMAGES, ImagePlaceholders
 from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
 from drafttree.models.host_copies import send
@@ -100,11 +101,13 @@ class Session(WithFormerNames):
         follows_text: whether it must get new tokens at once, even while nothing is drafted.
         mixes: whether it has several sessions, one of which drafts each round (`choose`).
         resting: for a session that mixes others, whether drafting is paused, so that they may get tokens later.
+        images: the images of which it sees one placeholder each; `NO_IMAGES` if it sees every token.
     """
 
     follows_text: bool = False
     mixes: bool = False
     resting: bool = False
+    images: ImagePlaceholders = NO_IMAGES
 
     def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
         add_new_names(drafter)
@@ -146,6 +149,13 @@ class Session(WithFormerNames):
 
         This is the target's own cache, which must not be written to. When `draft_root` is called, it holds the rows of
         all committed tokens but the root, and no drafted ones.
+        """
+
+    def see_images(self, images: ImagePlaceholders) -> None:
+        """See one placeholder for each image of the prompt, if the session reads tokens only.
+
+        It is called once, before all other methods but `read_cache`, and only for prompts with images. A session that
+        overrides it sets `images`. All numbers of tokens that the other methods get or return still count every token.
         """
 
     def restore(self, snapshot: object, tokens: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Model, Segment, TargetModel
 from drafttree.models.base import prefill
@@ -91,8 +92,23 @@ class LanguageModelSession(TreeSession):
         super().__init__(drafter, drafter.model.new_cache(capacity), prompt, drafter.model.device)
         self._expanded = list[Frontier]()
 
+    def see_images(self, images: ImagePlaceholders) -> None:
+        self.images = images
+        self.unread = images.shown(self.unread)
+
+    def snapshot(self, tokens: int) -> object:
+        return super().snapshot(self.images.seen(tokens))
+
+    def restore(self, snapshot: object, tokens: int) -> int:
+        return self.images.read_by(super().restore(snapshot, self.images.seen(tokens)))
+
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        count = min(tokens, len(self.unread) - 1)
+        seen_tokens = self.cache.read_tokens
+        self.read_prompt(self.images.seen_after(seen_tokens, tokens) - seen_tokens)
+
+    def read_prompt(self, rows: int) -> None:
+        """Read the next `rows` tokens of the prompt, but not its last one."""
+        count = min(rows, len(self.unread) - 1)
         prefill(self.drafter.model, self.cache, self._clamp_to_vocab(self.unread[:count]))
         self.unread = self.unread[count:]
 

@@ -18,6 +18,7 @@ import torch
 from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
+from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.session import count_pass
 from drafttree.drafters.suffix_automaton import Cursor, Match, SuffixAutomaton
 
@@ -147,7 +148,8 @@ class SuffixDrafter(LookupDrafter):
 class LookupSession(Session):
     """The index of one request's text, and the cursors of the frontier.
 
-    A cursor without a match proposes nothing. Committed tokens are indexed when the next tree is drafted.
+    A cursor without a match proposes nothing. Committed tokens are indexed when the next tree is drafted. Placeholders
+    of images are matched, but never proposed.
     """
 
     def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
@@ -161,6 +163,10 @@ class LookupSession(Session):
     @property
     def nbytes(self) -> int:
         return self._index.nbytes
+
+    def see_images(self, images: ImagePlaceholders) -> None:
+        self.images = images
+        self._unread = images.shown(self._unread)
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         self._index_unread(tokens)
@@ -215,6 +221,9 @@ class LookupSession(Session):
     def _index_unread(self, count: int | None = None) -> None:
         """Index the next `count` tokens, by default all that are left."""
         for token in self._unread[:count]:
+            if token == self.images.token:
+                self._index.append(token, follows=False)
+                continue
             if match := self._index.match(self._index.end):
                 self._confidence.learn(match, token)
             self._index.append(token)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from drafttree.drafters.base import Drafter, HiddenStates, Session, ShownBySize
+from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.lookup import LookupDrafter, LookupSession
 from drafttree.drafters.session import LateReader
 from drafttree.models import TreeCache
@@ -68,6 +69,15 @@ class MixedSession(Session):
 
     def read_cache(self, cache: TreeCache) -> None:
         self._model.read_cache(cache)
+
+    def see_images(self, images: ImagePlaceholders) -> None:
+        self._lookup.see_images(images)
+        self._model.see_images(images)
+
+    @property
+    def images(self) -> ImagePlaceholders:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As in `Session`, for the model's session, since only a model limits how many tokens it can see."""
+        return self._model.images
 
     def read_rest(self) -> None:
         self._model_text.catch_up()

@@ -2,13 +2,15 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.language_model import LanguageModelDrafter, LanguageModelSession
-from drafttree.drafters.session import Frontier
+from drafttree.drafters.session import Frontier, TreeSession
 from drafttree.models import Model, Segment, TreeCache
 from drafttree.text.vocabulary_map import VocabularyMap
 
@@ -53,11 +55,13 @@ class OtherTokenizerDrafter(ShownBySize):
 class OtherTokenizerSession(LanguageModelSession):
     """The draft model's KV cache for one request, whose rows are those of the draft model's tokens.
 
-    If these exceed the model's context, further tokens are read at its last position.
+    If these exceed the model's context, further tokens are read at its last position. An image is one token: the twin
+    of the target's placeholder, or else the token that stands for unknown ones.
     """
 
     def __init__(self, drafter: OtherTokenizerDrafter, prompt: list[int], capacity: int) -> None:
         self._vocabulary = drafter.vocabulary
+        self._prompt = prompt
         self._last_position = (drafter.context or 1 << 62) - 1
         self._own_tokens = list[int]()
         self._known = [0]
@@ -65,24 +69,36 @@ class OtherTokenizerSession(LanguageModelSession):
         self._prefilled = 0
 
     def _translate(self, tokens: list[int]) -> list[int]:
-        """The next tokens of the text, in the draft model's vocabulary."""
-        offset = len(self._own_tokens)
-        draft_tokens, known_counts = self._vocabulary.translate(tokens)
-        self._own_tokens += draft_tokens
-        self._known += (offset + count for count in known_counts)
-        return draft_tokens
+        """The next tokens of the text that it sees, in the draft model's vocabulary."""
+        first_row = len(self._own_tokens)
+        for is_image, piece in groupby(tokens, lambda token: token == self.images.token):
+            offset = len(self._own_tokens)
+            if is_image:
+                draft_tokens = [*map(self._vocabulary.twin, piece)]
+                known_counts = [*range(1, len(draft_tokens) + 1)]
+            else:
+                draft_tokens, known_counts = self._vocabulary.translate(piece)
+            self._own_tokens += draft_tokens
+            self._known += (offset + count for count in known_counts)
+        return self._own_tokens[first_row:]
+
+    def see_images(self, images: ImagePlaceholders) -> None:
+        self.images = images
+        self._own_tokens = []
+        self._known = [0]
+        self.unread = self._translate(images.shown(self._prompt))
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        self._prefilled = min(self._prefilled + tokens, len(self._known) - 1)
+        self._prefilled = min(self.images.seen_after(self._prefilled, tokens), len(self._known) - 1)
         rows_read = len(self._own_tokens) - len(self.unread)
-        super().prefill(hidden_states, max(min(self._known[self._prefilled], self._last_position + 1) - rows_read, 0))
+        self.read_prompt(max(min(self._known[self._prefilled], self._last_position + 1) - rows_read, 0))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         super().commit(self._translate(tokens), hidden_states)
 
     def snapshot(self, tokens: int) -> object:
-        rows = self._known[min(tokens, len(self._known) - 1)]
-        return self._own_tokens[:rows], super().snapshot(rows)
+        rows = self._known[min(self.images.seen(tokens), len(self._known) - 1)]
+        return self._own_tokens[:rows], TreeSession.snapshot(self, rows)
 
     def restore(self, snapshot: object, tokens: int) -> int:
         """See `Session`. The shared beginning is found among the draft model's tokens."""
@@ -92,9 +108,9 @@ class OtherTokenizerSession(LanguageModelSession):
             (index for index, (kept_token, own_token) in token_pairs if kept_token != own_token),
             min(len(kept_tokens), len(self.unread) - 1),
         )
-        restored_rows = super().restore(cache, shared_length) if isinstance(cache, TreeCache) else 0
-        self._prefilled = min(bisect_right(self._known, restored_rows) - 1, tokens)
-        return self._prefilled
+        restored_rows = TreeSession.restore(self, cache, shared_length) if isinstance(cache, TreeCache) else 0
+        self._prefilled = min(bisect_right(self._known, restored_rows) - 1, self.images.seen(tokens))
+        return self.images.read_by(self._prefilled)
 
     def unread_text(self) -> Segment:
         segment = super().unread_text()

@@ -75,10 +75,15 @@ class SuffixAutomaton:
         tables = [table for state in self._states for table in (state, state.next, state.followers)]
         return sum(map(sys.getsizeof, [self._states, *tables]))
 
-    def append(self, token: int) -> None:
-        """Add a token to the text."""
+    def append(self, token: int, *, follows: bool = True) -> None:
+        """Add a token to the text.
+
+        Args:
+            token: token id.
+            follows: whether to count it among the followers of the suffixes before it.
+        """
         state = self.end[0]
-        for _ in range(self._links):
+        for _ in range(self._links if follows else 0):
             if not state.link:
                 break
             state.followers[token] = state.followers.pop(token, 0) + 1  # the most recent one is the last

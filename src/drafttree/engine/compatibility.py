@@ -178,7 +178,7 @@ def check_images(target: TargetModel) -> None:
 
     Raises:
         ConfigError: the target has a lossy window, is sharded, or changes its frequencies in long texts (LongRoPE).
-        ModelError: it has recurrent layers.
+        ModelError: it has recurrent layers, or layers that attend to images and not to the text.
     """
     if target.lossy_window:
         raise ConfigError("lossy_window does not work with images; leave it out")
@@ -188,3 +188,5 @@ def check_images(target: TargetModel) -> None:
         raise ConfigError("images do not work with LongRoPE; give text alone")
     if recurrent_layers(target.module):
         raise ModelError(f"images do not work with the recurrent layers of {type(target.module).__name__}")
+    if getattr(target.module.config.get_text_config(), "cross_attention_layers", None):
+        raise ModelError(f"images do not work with the cross-attention layers of {type(target.module).__name__}")

@@ -393,11 +393,14 @@ class Decoder:
         return request
 
     def prepare(
-        self, prompt: Prompt | None = None, context: RequestContext | None = None, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt | EncodedPrompt | None = None,
+        context: RequestContext | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Request:
         """Check a prompt and its options, and make a request for a `batch_loop`, which opens it.
 
-        No model runs. Arguments and errors are those of `new_request`.
+        No model runs. The prompt may be encoded already; other arguments and errors are those of `new_request`.
         """
         return self._prepare(prompt, options, context or RequestContext(), is_alone=False)
 
@@ -472,7 +475,12 @@ class Decoder:
         return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
     def _prepare(
-        self, prompt: Prompt | None, caller_options: GenerationOptions, context: RequestContext, *, is_alone: bool
+        self,
+        prompt: Prompt | EncodedPrompt | None,
+        caller_options: GenerationOptions,
+        context: RequestContext,
+        *,
+        is_alone: bool,
     ) -> Request:
         """Check a prompt and its options, and make a request.
 
@@ -485,6 +493,7 @@ class Decoder:
         refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, caller_options)
         encoded = self._encode(prompt, options)
+        self._check_prompt(encoded, options)
         limit = encoded.length + options.max_new_tokens(encoded.length)
         vocab = self.target.vocab_size
         eos = options.eos(self.eos, vocab)
@@ -524,22 +533,29 @@ class Decoder:
             growth_observer=context.growth_observer,
         )
 
-    def _encode(self, prompt: Prompt | None, options: RequestOptions) -> EncodedPrompt:
-        """The token ids of a prompt, checked to leave room for a text with these options."""
-        context = self.target.context
+    def _encode(self, prompt: Prompt | EncodedPrompt | None, options: RequestOptions) -> EncodedPrompt:
+        """Read a prompt: its token ids and its images. An encoded one is returned as it is."""
+        if isinstance(prompt, EncodedPrompt):
+            return prompt
         sanitize = options.get("sanitize_control_tokens", False)
         prepared_images = self._read_images(prompt)
         expand = partial(prepared_images.expand, mark=START if sanitize else None) if prepared_images else None
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, context, sanitize=sanitize, expand=expand)
+        vocab = self.target.vocab_size
+        tokens = encode(prompt, self.tokenizer, vocab, self.target.context, sanitize=sanitize, expand=expand)
         images = prepared_images.of_tokens(tokens) if prepared_images else self._images(prompt, tokens)
-        if images:
+        return EncodedPrompt(tokens, images)
+
+    def _check_prompt(self, encoded: EncodedPrompt, options: RequestOptions) -> None:
+        """Check that a prompt works with the options of its text, and leaves room for it."""
+        if encoded.images:
             self._check_images(options)
-        check_room(len(tokens), options.max_new_tokens(len(tokens)), context)
+            if encoded.images.end == encoded.length:
+                raise InputError("the prompt ends with an image; give text behind it, as chat templates do")
+        check_room(encoded.length, options.max_new_tokens(encoded.length), self.target.context)
         if options.get("max_time") is not None:
             compatibility.refuse_sharded(self.target, "max_time ends a text")
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        return EncodedPrompt(tokens, images)
 
     def _read_images(self, prompt: Any) -> PreparedImages | None:
         """Read the images in a conversation; None if it has none.
@@ -555,7 +571,7 @@ class Decoder:
             raise InputError(f"message {number} has an image, and the target reads no images; send text alone")
         if self.image_reader is None:
             raise ConfigError("images need the model's processor; load the target by drafttree.load, from its folder")
-        return self.image_reader.read(prompt)
+        return self.image_reader.read(images)
 
     def _images(self, prompt: object, tokens: Sequence[int]) -> PromptImages | None:
         """The images that a processor of transformers has prepared, with the tokens that it returned; None for none.
@@ -594,7 +610,12 @@ class Decoder:
             compatibility.log_hidden_state(self.target)
 
     def _reuses_prefix(
-        self, prompt: Prompt | None, options: RequestOptions, context: RequestContext, *, is_text_of_seed: bool
+        self,
+        prompt: Prompt | EncodedPrompt | None,
+        options: RequestOptions,
+        context: RequestContext,
+        *,
+        is_text_of_seed: bool,
     ) -> bool:
         """Whether a text reuses KV rows of earlier texts: by its option, or else by default.
 

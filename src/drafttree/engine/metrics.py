@@ -348,6 +348,7 @@ class EngineMetrics:
         preempted: requests that had to start over because memory ran out.
         drafter_failures: rounds that went on without drafts because the drafter raised an error.
         collapsed_texts: texts whose drafts became useless, as in `Metrics.collapsed_texts`.
+        image_wait_seconds: seconds for which running texts waited while the images of a prompt were read.
         running: requests that are running now.
         waiting: requests that are waiting now.
         predicted_gain: predicted speed with drafts divided by the speed of plain rounds, at the present batch size;
@@ -369,6 +370,7 @@ class EngineMetrics:
     preempted: int = 0
     drafter_failures: int = 0
     collapsed_texts: int = 0
+    image_wait_seconds: float = 0.0
     running: int = 0
     waiting: int = 0
     predicted_gain: float | None = None

@@ -20,6 +20,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.tree import FORCED, DraftTree, Verdict
 from drafttree.core.vocab_ops import best_tokens
 from drafttree.drafters.base import Drafter, Session
+from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.timing import PassTimer
 from drafttree.engine.drafting.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.engine.memory import kept_tokens
@@ -178,6 +179,8 @@ class RoundLoop:
                     f"{type(session).__name__} has no method {name}, nor has its drafter; see docs/writing.md"
                 )
         session.read_cache(request.cache)
+        if images := request.task.images:
+            session.see_images(ImagePlaceholders.of(images, request.task.prompt))
         return session
 
     @in_inference_mode
@@ -185,7 +188,7 @@ class RoundLoop:
         """Copy the rows of a request's prompt that another text has. `step` then reads the rest in parts.
 
         Recurrent layers sum in another order when they read than when they decode. So with them, the whole prompt is
-        read here.
+        read here. A prompt with images is read up to its last image.
 
         Args:
             request: an open request.
@@ -214,18 +217,20 @@ class RoundLoop:
         return restored
 
     def _read_images(self, request: Request, images: PromptImages) -> None:
-        """Read a prompt with images, all but its last token, the root of the first tree."""
+        """Read a prompt up to its last image, in one pass. The text behind it is read like that of other prompts."""
         assert isinstance(self.target, TargetModel), "only such targets get prompts with images"
-        unread = request.tokens[:-1]
+        restored_tokens = request.cache.length  # some, if a head had fewer rows than the images have
+        request.cache.reset()
         hidden_states = self.target.read_images(
             request.cache,
-            unread,
+            request.tokens[: images.end],
             images.inputs,
-            prompt_length=len(request.tokens),
+            prompt_length=len(request.task.prompt),
             hidden_layers=self._hidden_layers,
         )
         request.metrics.prefill_passes = 1
-        request.drafting.prefill(hidden_states, len(unread))
+        new_states = tuple(layer[:, restored_tokens:] for layer in hidden_states)
+        request.drafting.prefill(new_states, images.end - restored_tokens)
 
     def _read_whole(self, request: Request) -> None:
         """Read the whole prompt, including its last token, the root of the first tree."""

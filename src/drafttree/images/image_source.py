@@ -16,27 +16,45 @@ if TYPE_CHECKING:
 SOURCES = ("image", "url", "path", "base64")
 """Entries of a part that say where its image is, as transformers' `apply_chat_template` takes them."""
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w.+=-]+)*),", re.ASCII)
+ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 Fetch = Callable[[str, ImageLimits, str], bytes]
 """Fetches the file at an address, given the limits and the name of the image in errors."""
 
 
-def open_image(message_part: Mapping[str, Any], limits: ImageLimits, name: str, fetch: Fetch | None) -> "Image":
-    """The image of a part of a message, as RGB.
+def fetched(message_part: Mapping[str, Any], limits: ImageLimits, name: str, fetch: Fetch | None) -> Mapping[str, Any]:
+    """The part of a message, with the fetched file in the place of an address.
 
     Args:
-        message_part: `{"type": "image", "image" | "url" | "path" | "base64": ...}`.
+        message_part: as for `open_image`.
         limits: what the image may have at most.
         name: names the image in errors.
         fetch: fetches addresses; None refuses them.
 
     Raises:
+        InputError: the part does not say where its image is, or it is at an address that cannot be fetched.
+    """
+    address = message_part[_source_of(message_part, name)]
+    if not isinstance(address, str) or not ADDRESS.match(address):
+        return message_part
+    if fetch is None:
+        raise InputError(f"{name} is an address, and none is fetched; send the image as a data URL")
+    return {"type": "image", "image": fetch(address, limits, name)}
+
+
+def open_image(message_part: Mapping[str, Any], limits: ImageLimits, name: str, *, reads_files: bool = True) -> "Image":
+    """The image of a part of a message, as RGB.
+
+    Args:
+        message_part: `{"type": "image", "image" | "url" | "path" | "base64": ...}`, without addresses, see `fetched`.
+        limits: what the image may have at most.
+        name: names the image in errors.
+        reads_files: whether to read files of this machine; if not, paths are refused.
+
+    Raises:
         InputError: the part does not say where its image is, or it cannot be read.
         ConfigError: Pillow is not installed.
     """
-    given_sources = [source for source in SOURCES if message_part.get(source) is not None]
-    if len(given_sources) != 1:
-        raise InputError(f"{name} has {', '.join(given_sources) or 'no source'}; give one of {', '.join(SOURCES)}")
-    (source,) = given_sources
+    source = _source_of(message_part, name)
     value = message_part[source]
     if source == "image" and not isinstance(value, str | bytes):
         if not hasattr(value, "convert"):
@@ -49,11 +67,21 @@ def open_image(message_part: Mapping[str, Any], limits: ImageLimits, name: str, 
         return decode_image(_from_base64(text, limits, name), limits, name)
     if text.startswith("data:"):
         return decode_image(_from_data_url(text, limits, name), limits, name)
-    if re.match(r"https?://", text, re.IGNORECASE):
-        if fetch is None:
-            raise InputError(f"{name} is an address, and none is fetched; send the image as a data URL")
-        return decode_image(fetch(text, limits, name), limits, name)
+    if not reads_files:
+        raise InputError(f"{name} is no data URL; send data:image/png;base64,...")
     return read_image(text.removeprefix("file://"), limits, name)
+
+
+def _source_of(message_part: Mapping[str, Any], name: str) -> str:
+    """The entry of a part that says where its image is.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    given_sources = [source for source in SOURCES if message_part.get(source) is not None]
+    if len(given_sources) != 1:
+        raise InputError(f"{name} has {', '.join(given_sources) or 'no source'}; give one of {', '.join(SOURCES)}")
+    return given_sources[0]
 
 
 def _from_data_url(url: str, limits: ImageLimits, name: str) -> bytes:

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.images.prompt_images import TOKEN_INPUTS, PromptImages
+from drafttree.images.prompt_images import TOKEN_INPUTS, PromptImages, tensors_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,6 +83,11 @@ class PreparedImages:
         self._prepared = prepared
         self._replacements = replacements
         self._digests = digests
+
+    @property
+    def size_in_bytes(self) -> int:
+        """The memory of the model's inputs."""
+        return sum(map(attrgetter("nbytes"), tensors_in(dict(self._prepared))))
 
     def expand(self, text: str, mark: str | None = None) -> str:
         """Put the tokens of all images into a text that has a placeholder for each.

@@ -66,7 +66,9 @@ class PromptImages:
 
     @classmethod
     def of_inputs(cls, inputs: Mapping[str, Any], tokens: Sequence[int], image_token: int) -> "PromptImages":
-        """The images of a processor's output, whose own boundaries are not known: all are taken for one.
+        """The images of a processor's output, whose boundaries are not known: each run of placeholders counts as one.
+
+        A run has the digest of all of them, since it is not known which numbers are its own.
 
         Args:
             inputs: all that the processor returned; its tokens are left out.
@@ -88,7 +90,13 @@ class PromptImages:
             for tensor in tensors_in(value):
                 digest.update(str(tensor.shape).encode())
                 digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        return cls(image_inputs, [(indices[0], indices[-1] + 1)], [digest.digest()])
+        spans = list[tuple[int, int]]()
+        for index in indices:
+            if spans and spans[-1][1] == index:
+                spans[-1] = (spans[-1][0], index + 1)
+            else:
+                spans.append((index, index + 1))
+        return cls(image_inputs, spans, [digest.digest()] * len(spans))
 
     @cached_property
     def end(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
-from drafttree.core.errors import ModelError
+from drafttree.core.errors import DraftTreeError, ModelError
 from drafttree.drafters import Drafter
 from drafttree.drafters.formats import (
     ASSISTANT,
@@ -40,6 +40,7 @@ from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.loading.model_drafters import FilesDrafter, GivenModel
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, quiet
+from drafttree.loading.processors import load_processor
 from drafttree.loading.quantized.layouts import Layout
 from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
 from drafttree.loading.stored_blocks import EXPERT, StoredWeight, kept_weights
@@ -127,6 +128,8 @@ def _drafter_files(drafter: FilesDrafter) -> Inspection:
     tensors = read_tensors(folder)
     if source_kind == LANGUAGE_MODEL:
         fits, details = _language_model(config, tensors)
+        if "vision_config" in config:
+            details["reads images"] = _reads_images(folder, config)
         problems = _weight_problems(folder, tensors)
         details |= {} if problems else {"native passes": _native_passes(AutoConfig.from_pretrained(folder))}
     elif source_kind == ASSISTANT:
@@ -252,6 +255,15 @@ def _language_model(
         **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
     return fits, details
+
+
+def _reads_images(folder: Path, config: Mapping[str, Any]) -> str:
+    """Whether prompts may have images: "yes", or "no" with the reason why the model's processor cannot be loaded."""
+    try:
+        load_processor(str(folder), config.get("image_token_id", config.get("image_token_index")))
+    except DraftTreeError as error:
+        return f"no: {error}"
+    return "yes"
 
 
 def _native_passes(config: PreTrainedConfig) -> str:

@@ -34,6 +34,7 @@ LLAMAS = {
     "qwen2_vl_text",
     "qwen3",
     "qwen3_moe",
+    "qwen3_vl_moe_text",
     "qwen3_vl_text",
     "smollm3",
 }
@@ -500,7 +501,7 @@ def _activation(mlp_or_experts: Any) -> Any:
 
 
 def _qwen3_experts(mlp: Any, input_norm: Any) -> Experts:
-    """The experts of Qwen3, chosen by a softmax over the scores of all experts."""
+    """The experts of Qwen3, chosen by a softmax over all scores. Qwen3-VL always rescales their weights."""
     router = mlp.gate
     experts = mlp.experts
     return Experts(
@@ -509,7 +510,7 @@ def _qwen3_experts(mlp: Any, input_norm: Any) -> Experts:
         weights=_expert_weights(experts),
         count=router.num_experts,
         chosen=router.top_k,
-        rescaled=bool(router.norm_topk_prob),
+        rescaled=bool(getattr(router, "norm_topk_prob", True)),
         activation=_activation(experts),
         before_router=input_norm,
         before=input_norm,

@@ -169,9 +169,16 @@ class TargetModel:
         prompt_length: int,
         hidden_layers: tuple[int, ...] = (),
     ) -> tuple[Tensor, ...]:
-        """Read a prompt with images; see `drafttree.models.module.image_reading.read_images`."""
-        states = read_images(self.module, cache, tokens, inputs, prompt_length, hidden_layers)
-        self._selected.accept()
+        """Read a prompt with images; see `drafttree.models.module.image_reading.read_images`.
+
+        The first one since the backend was selected tries whether it goes on from the module's rows.
+        """
+        trial = None if self._goes_on_from_images else self.backend
+        try:
+            states = read_images(self.module, cache, tokens, inputs, prompt_length, hidden_layers, trial)
+        finally:
+            self._selected.accept()
+        self._goes_on_from_images = True
         return states
 
     def _describe(self) -> None:
@@ -186,6 +193,7 @@ class TargetModel:
         self.quantization = quantization(module)
         self.tensor_parallel_size = tensor_parallel_size(module)
         self.unseen = self._selected.unseen
+        self._goes_on_from_images = False
         if self.unseen:
             logger.info("no KV cache is reused by default: %s may have state that cannot be compared", self.unseen)
         self.nbytes = sum(weight.nbytes for weight in [*module.parameters(), *quantized_scales(module)])

@@ -18,6 +18,8 @@ The content is text, or a list of parts {"type": "text", "text": "..."} and, for
 """
 Expand = Callable[[str], str]
 """Puts the placeholder tokens of images into a rendered conversation, which has one for each."""
+IMAGE_MARK = {"type": "image"}
+"""A part of a message that stands for an image, as chat templates know it."""
 TOOL_USE = "tool_use"
 """transformers' name of a tokenizer's template for conversations with tools."""
 CALL = "call"
@@ -225,6 +227,22 @@ def _sample(template: _Template, role: str, content: Any, arguments: object, cal
     return [say("user"), call, {**result, "tool_call_id": 9 * "a", "name": "f"}]
 
 
+@lru_cache(maxsize=64)
+def shows_images(tokenizer: Any, role: str) -> bool:
+    """Whether the chat template has a place for the images in messages of a role."""
+    template = _Template(tokenizer, tokenizer.get_chat_template())
+    texts = as_parts([WORDS[0]])
+    rendered_texts = list[str]()
+    for content in (texts, [*texts, IMAGE_MARK]):
+        try:
+            sample = _sample(template, role, content, {}, "")
+            rendered_texts.append(tokenizer.apply_chat_template(sample, tokenize=False))
+        except Exception:  # as above
+            return False
+    without_image, with_image = rendered_texts
+    return WORDS[0] in with_image and with_image != without_image and "'type': 'image'" not in with_image
+
+
 def turn_end(tokenizer: Any) -> str | None:
     """The text between an answer and the next message, if the chat template ends answers by plain text.
 
@@ -318,7 +336,7 @@ def _shaped(number: int, message: Message, texts: Sequence[str], template: _Temp
 
 def _template_part(content_part: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a message as templates know it, without the image itself."""
-    return {"type": "image"} if is_image_part(content_part) else {**content_part}
+    return IMAGE_MARK if is_image_part(content_part) else {**content_part}
 
 
 def _check_shown(

@@ -17,6 +17,7 @@ from testing.live_server import serving
 CARDS = [{"id": "org/large", "max_model_len": 131072}, {"id": "small", "max_model_len": 2048}, {"id": "ö"}]
 CONTEXTS = [("claude-code", 65536), ("codex", 32768), ("opencode", 32768)]
 CARDS += [{"id": f"{agent}-{less}", "max_model_len": tokens - less} for agent, tokens in CONTEXTS for less in (0, 1)]
+CARDS += [{"id": "eyes", "input_modalities": ["text", "image"]}]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,12 @@ def test_opencode_gets_a_configuration(url):
     assert provider["options"] == {"baseURL": f"{url}/v1", "apiKey": "k'ey"}
     assert provider["models"] == {"ö": {"name": "ö"}}
     assert command == ["opencode"]
+
+
+def test_opencode_is_told_that_a_model_reads_images(url):
+    found, _ = variables(connect(url, "opencode", "--model", "eyes"))
+    model = json.loads(found["OPENCODE_CONFIG_CONTENT"])["provider"]["drafttree"]["models"]["eyes"]
+    assert (model["attachment"], model["modalities"]["input"]) == (True, ["text", "image"])
 
 
 def test_a_command_runs_with_what_the_agent_needs(url, monkeypatch):

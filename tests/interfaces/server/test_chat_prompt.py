@@ -118,7 +118,7 @@ def test_the_template_of_a_family_tells_its_dialect(family):
 def rendered(family: str, **body) -> str:
     tokenizer = tokenizer_of(family)
     request = ChatRequest.model_validate({"messages": MESSAGES, **body})
-    return tokenizer.decode(read_prompt(request, tokenizer, Dialect.of(tokenizer)))
+    return tokenizer.decode(read_prompt(request, tokenizer, Dialect.of(tokenizer)).tokens)
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES.keys() - {"mistral-7b", "glm-4.7"}))
@@ -139,7 +139,7 @@ def test_the_template_says_whether_thinking_has_begun(family, end):
     for switch, expected in end.items():
         request = ChatRequest.model_validate({"messages": MESSAGES[1:2], "reasoning_effort": switch})
         dialect = Dialect.of(tokenizer)
-        assert dialect.thinks(tokenizer, read_prompt(request, tokenizer, dialect)) == expected
+        assert dialect.thinks(tokenizer, read_prompt(request, tokenizer, dialect).tokens) == expected
 
 
 def test_effort_is_handed_to_the_template():

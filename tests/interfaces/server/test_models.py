@@ -14,6 +14,7 @@ def test_the_served_model_is_listed(client, address):
     assert [model.id for model in client.models.list()] == ["embedded"]
     card = client.models.retrieve("embedded").model_dump(exclude_unset=True)
     assert (card["owned_by"], card.pop("max_model_len")) == ("drafttree", 2048)
+    assert card.pop("input_modalities") == ["text"]
     strict(Model, card)
 
 

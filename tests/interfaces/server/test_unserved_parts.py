@@ -22,7 +22,7 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IMAGE = "[image omitted: this server reads text only]"
+IMAGE = "[image omitted: this server does not read it]"
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
@@ -100,7 +100,7 @@ CASES = [
     (
         MESSAGES,
         [ASK, say("assistant", [USE]), say("user", [result(text("x")), {"type": "document", "source": SOURCE}])],
-        [ASK, called(), returned("x"), say("user", "[document omitted: this server reads text only]")],
+        [ASK, called(), returned("x"), say("user", "[document omitted: this server does not read it]")],
         "document",
     ),
     (
@@ -122,7 +122,7 @@ CASES = [
     (
         CHAT,
         [ASK, {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}, MORE],
-        [ASK, say("assistant", "[audio omitted: this server reads text only]"), MORE],
+        [ASK, say("assistant", "[audio omitted: this server does not read it]"), MORE],
         "audio",
     ),
     (

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from drafttree import Metrics
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.engine.metrics import TextRound
 from drafttree.interfaces.server.texts import ALL_SAID, Text, Texts
 from testing.live_server import events
@@ -18,9 +19,10 @@ def turn(nodes: int) -> TextRound:
 
 def texts_of(prompts: list[list[int]], *metrics: Metrics) -> Texts:
     """As many texts of each prompt, with their metrics."""
-    of_texts = [prompt for prompt in prompts for _ in range(len(metrics) // len(prompts))]
+    encoded = [EncodedPrompt(prompt) for prompt in prompts]
+    of_texts = [prompt for prompt in encoded for _ in range(len(metrics) // len(prompts))]
     found = zip(of_texts, metrics, strict=True)
-    return Texts(prompts, [Text(prompt, SimpleNamespace(metrics=each), None, ALL_SAID()) for prompt, each in found])
+    return Texts(encoded, [Text(prompt, SimpleNamespace(metrics=each), None, ALL_SAID()) for prompt, each in found])
 
 
 def test_drafted_tokens_are_counted_once_however_often_they_are_asked_for():

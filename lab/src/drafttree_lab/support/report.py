@@ -3,6 +3,7 @@
 import re
 
 from drafttree_lab.support.check import EXACT, LENGTH, POLICIES, PROMPT_LENGTHS, Finding
+from drafttree_lab.support.image_models import IMAGES
 from drafttree_lab.support.popular_configs import POPULAR
 from drafttree_lab.support.random_models import language_models
 from drafttree_lab.support.sweep import VERSIONS, SupportTable
@@ -30,7 +31,22 @@ was built small, with random weights and every kind of layer that it mixes, and 
 | --- | --- | --- |
 {rows}
 
-A model beside others is as its language model: {parts}.
+With text alone, a model beside others is as its language model: {parts}.
+
+## Prompts with images
+
+These families were built with their vision encoders and run with prompts of one and two images. **exact** means the
+same as above, but every difference counts, ties too, and video and audio are refused by name. transformers' module
+reads the images. The last column says what runs the passes behind them on a CPU.
+
+{image_counts}.
+
+| family | result | | passes by |
+| --- | --- | --- | --- |
+{image_rows}
+
+A family that is missing here may run too. When a loaded model first reads an image, a trial compares its scores behind
+the image with those of transformers. If they differ, images are refused by name.
 """
 
 
@@ -63,7 +79,7 @@ def popular_to_markdown(table: SupportTable) -> str:
 
 def _told_counts(table: SupportTable) -> str:
     """The number of architectures with each result, such as "80 exact, 12 refused"."""
-    return ", ".join(f"{count} {result}" for result, count in table.counts.items())
+    return ", ".join(f"{count} {result}" for result, count in table.counts.items()) or "None were checked"
 
 
 def _popular_row(finding: Finding) -> str:
@@ -75,13 +91,17 @@ def _popular_row(finding: Finding) -> str:
 
 def to_markdown(table: SupportTable) -> str:
     """The document about all architectures, docs/models.md."""
+    of_text = SupportTable([finding for finding in table.findings if not finding.name.endswith(IMAGES)])
+    of_images = SupportTable([finding for finding in table.findings if finding.name.endswith(IMAGES)])
     return TEXT.format(
         **VERSIONS,
         policies=_listed([*POLICIES]),
         length=LENGTH,
         lengths=_listed(list(map(str, PROMPT_LENGTHS))),
-        counts=_told_counts(table),
-        rows="\n".join(map(_row, table.findings)),
+        counts=_told_counts(of_text),
+        rows="\n".join(map(_row, of_text.findings)),
+        image_counts=_told_counts(of_images),
+        image_rows="\n".join(map(_image_row, of_images.findings)),
         parts=", ".join(
             f"`{model_type}` as `{language_type}`" for model_type, language_type in sorted(language_models().items())
         ),
@@ -92,6 +112,11 @@ def _row(finding: Finding) -> str:
     partial_reason = finding.result == EXACT and finding.reason
     result = f"{EXACT} ({', '.join(finding.exact)})" if partial_reason else finding.result
     return f"| `{finding.name}` | {result} | {_short(finding.reason)} |"
+
+
+def _image_row(finding: Finding) -> str:
+    family = finding.name.removesuffix(IMAGES)
+    return f"| `{family}` | {finding.result} | {_short(finding.reason)} | {_short(finding.runs_on)} |"
 
 
 def _short(reason: str) -> str:

@@ -15,24 +15,27 @@ class ScriptedDrafter:
     """Drafts a text that is known beforehand, on a CPU. See `drafttree.drafters.base.Drafter`.
 
     Args:
-        text: token ids of the prompt and of the text after it.
+        prompt: token ids of the prompt.
+        text: token ids of the text after it.
         vocab_size: vocabulary size of the target.
     """
 
-    def __init__(self, text: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, prompt: Sequence[int], text: Sequence[int], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.context: int | None = None
         self.levels: int | None = None
         self.hidden_layers = ()
         self.nbytes = 0
-        self._logits = torch.randn(len(text) + 1, vocab_size, generator=torch.Generator().manual_seed(len(text)))
-        for position, token in enumerate(text):
+        self._prompt_length = len(prompt)
+        tokens = [*prompt, *text]
+        self._logits = torch.randn(len(tokens) + 1, vocab_size, generator=torch.Generator().manual_seed(len(tokens)))
+        for position, token in enumerate(tokens):
             self._logits[position, token] = -torch.inf
             self._logits[position, token] = self._logits[position].max() + LIFTS[position % len(LIFTS)]
 
     def start(self, prompt: list[int], capacity: int) -> "ScriptedSession":
-        """Begin a request; its prompt must be the beginning of the text."""
-        return ScriptedSession(self._logits, len(prompt))
+        """Begin a request. Its prompt must be the given one, of which images may be left out."""
+        return ScriptedSession(self._logits, self._prompt_length)
 
 
 class ScriptedSession(Session):

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from drafttree.core.errors import InputError, unknown
-from drafttree_lab.support.check import Finding, check_architecture, check_popular
+from drafttree_lab.support.check import Finding, check_architecture, check_images, check_popular
+from drafttree_lab.support.image_models import IMAGES, image_architectures
 from drafttree_lab.support.popular_configs import POPULAR
 from drafttree_lab.support.random_models import architectures, language_models
 
@@ -27,7 +28,7 @@ VERSIONS = {
 
 @dataclass(frozen=True)
 class SupportTable:
-    """The results for several architectures, in alphabetical order."""
+    """The results for several architectures, in alphabetical order; first those of prompts without images."""
 
     findings: list[Finding]
 
@@ -47,6 +48,11 @@ class SupportTable:
         return {"versions": VERSIONS, "counts": self.counts, "findings": findings, "passed": self.passed}
 
 
+def checked_names() -> list[str]:
+    """The names of all architectures that are checked: with prompts of text, then with images."""
+    return [*architectures(), *image_architectures()]
+
+
 def check_all(
     selected_names: Sequence[str] = (),
     out: Path | None = None,
@@ -56,8 +62,8 @@ def check_all(
     """Check architectures, or popular models.
 
     Args:
-        selected_names: names of `architectures`, or of `POPULAR` for popular models; all by default. The type of a
-            multimodal model means its language model.
+        selected_names: names of `checked_names`, or of `POPULAR` for popular models; all by default. The type of a
+            multimodal model means its language model; with `IMAGES` behind it, the whole model.
         out: file of JSON lines that keeps the results. What it has is not computed again, except failures and results
             of other versions.
         progress: called after every architecture with its name.
@@ -67,14 +73,16 @@ def check_all(
         ConfigError: an architecture is unknown; the message names the nearest.
         InputError: the file cannot be written, or holds something else.
     """
-    all_names, part_types = ([*POPULAR], dict[str, str]()) if popular else (architectures(), language_models())
+    all_names, part_types = ([*POPULAR], dict[str, str]()) if popular else (checked_names(), language_models())
     if unknown_names := [name for name in selected_names if name not in {*all_names, *part_types}]:
         raise unknown("popular model" if popular else "architecture", unknown_names[0], [*all_names, *part_types])
     findings = _read(out) if out else {}
-    names = sorted({part_types.get(name, name) for name in selected_names}) or all_names
+    wanted_names = {part_types.get(name, name) for name in selected_names}
+    names = [name for name in all_names if name in wanted_names] or all_names
+    check_without_images = check_popular if popular else check_architecture
     for name in names:
         if name not in findings:
-            findings[name] = check_popular(name) if popular else check_architecture(name)
+            findings[name] = check_images(name) if name.endswith(IMAGES) else check_without_images(name)
             if out:
                 _write(out, findings.values())
         progress(name)

@@ -20,6 +20,7 @@ from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.compatibility import check_budget, hides_state
 from drafttree.engine.generation import Fidelity
 from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import EngineMetrics
 from drafttree.engine.request import Request, RequestContext, RoundObserver, check_observer
@@ -45,7 +46,7 @@ class EngineDecoder(Protocol):
     def fidelity(self) -> Fidelity: ...
 
     def prepare(
-        self, prompt: Prompt | None, context: RequestContext, **options: Unpack[GenerationOptions]
+        self, prompt: Prompt | EncodedPrompt | None, context: RequestContext, **options: Unpack[GenerationOptions]
     ) -> Request: ...
 
     def batch_loop(
@@ -145,7 +146,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Prompt | None = None,
+        prompt: Prompt | EncodedPrompt | None = None,
         *,
         observer: RoundObserver | None = None,
         group: Hashable | None = None,
@@ -156,7 +157,7 @@ class Engine:
         """Check a request and queue it. Any thread may call this.
 
         Args:
-            prompt: as for `Decoder.generate`, but not a list of prompts.
+            prompt: as for `Decoder.generate`, but not a list of prompts; or one that is encoded already.
             observer: is called for each round of the text, before its chunk is available.
             group: texts of the same group together get the share of the batch that one text would get, so that many of
                 them do not delay others. None makes a group of its own.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from drafttree.core.machine_memory import is_out_of_memory
+from drafttree.drafters.timing import PassTimer
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.seat import Seat, Status
 from drafttree.engine.drafting.controller import Controller
@@ -18,7 +19,7 @@ from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.generation import Ended, Generation, Reader
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import EngineMetrics, EngineRound, TextRound
-from drafttree.engine.prefixes import Restored
+from drafttree.engine.prefixes import Restored, WaitsForPrefix
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import LONGEST_PART, Advance, PromptPart, RoundLoop
 from drafttree.engine.target_lock import lock_of
@@ -66,6 +67,7 @@ class BatchLoop:
         self._controller = controller
         self._scheduler = Scheduler(max_batch, memory)
         self._cancelled = False
+        self._has_told_of_images = False
 
     @property
     def target(self) -> Model:
@@ -158,24 +160,60 @@ class BatchLoop:
                 self._end(seat, reason)
 
     def _admit(self) -> None:
-        """Open newly admitted requests, and begin all that wait for no other request's prompt."""
+        """Open newly admitted requests, and begin all that wait for no other request's prompt.
+
+        While texts are written, the images of only one prompt are read before the next round.
+        """
         admitted = self._scheduler.admit()
         running_seats = self._scheduler.running
         held_seats = [seat for seat in running_seats if seat.status is Status.HELD]
+        writing_count = sum(seat.status is Status.WRITING for seat in running_seats)
+        has_read_images = False
         for index, seat in enumerate(held_seats):
             try:
                 if seat in admitted:
                     seat.request.record_wait()
                     self._loop.open(seat.request)
-                sharing_requests = [peer.request for peer in running_seats if peer.request.shared_prefix]
-                restored = self._loop.begin(seat.request, batch=len(running_seats), running=sharing_requests)
+                if seat.request.task.images and has_read_images and writing_count:
+                    continue
+                restored = self._begin(seat.request, writing_count)
                 if isinstance(restored, Restored):
                     seat.begin()
+                    has_read_images |= restored.tokens < seat.request.images_end
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
                     self._make_room(self._scheduler.put_back(held_seats[index:]))
                     return
                 self._fail(seat, error)
+
+    def _begin(self, request: Request, writing: int) -> Restored | WaitsForPrefix:
+        """Begin an open request; see `RoundLoop.begin`. If images are read meanwhile, note how long others waited.
+
+        Args:
+            request: the request.
+            writing: the number of requests that write tokens.
+        """
+        running_requests = [seat.request for seat in self._scheduler.running]
+        sharing_requests = [peer for peer in running_requests if peer.shared_prefix]
+        timer = PassTimer(self.target.device)
+        with timer:
+            restored = self._loop.begin(request, batch=len(running_requests), running=sharing_requests)
+        if writing and isinstance(restored, Restored) and restored.tokens < request.images_end:
+            self._note_image_wait(request, timer.seconds, writing)
+        return restored
+
+    def _note_image_wait(self, request: Request, seconds: float, writing: int) -> None:
+        """Count the time for which texts waited while images were read, and once log that it was too long."""
+        self.metrics.image_wait_seconds += seconds
+        longest_gap = longest_round(self._controller.prices, writing, self._max_token_gap)
+        if seconds <= longest_gap or self._has_told_of_images:
+            return
+        self._has_told_of_images = True
+        logger.warning(
+            "reading %d tokens with images took %.2f s, and %d other texts waited for it, longer than the %.2f s that "
+            "they may (max_token_gap): a prompt is read in one pass up to its last image; send smaller or fewer images",
+            *(request.images_end, seconds, writing, longest_gap),
+        )
 
     def _advance(self, seats: Sequence[Seat]) -> None:
         """Run one round: choose parts of prompts, advance the requests, publish their tokens, and learn from it."""
@@ -343,18 +381,29 @@ def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_t
         reading: requests whose prompts are being read, the next one first.
         writing: the number of requests that write tokens; each has a row in the pass.
         prices: costs of passes, in seconds.
-        max_token_gap: seconds that the round may take. It may take `STRETCH` plain rounds if that is longer.
+        max_token_gap: as for `longest_round`.
     """
     room = LONGEST_PART
     prompt_parts = list[PromptPart]()
     if writing and reading:
-        max_seconds = max(max_token_gap, STRETCH * prices.round(writing, writing))
+        max_seconds = longest_round(prices, writing, max_token_gap)
         room = max(prices.rows_within(writing, LONGEST_PART, max_seconds), SHORTEST_PART)
     for request in reading:
         if count := min(request.unread, room):
             prompt_parts.append(PromptPart(request, count))
             room -= count
     return prompt_parts
+
+
+def longest_round(prices: Prices, writing: int, max_token_gap: float) -> float:
+    """The seconds that a round may take which reads prompts.
+
+    Args:
+        prices: costs of passes, in seconds.
+        writing: the number of requests that write tokens.
+        max_token_gap: seconds that it may always take. It may take `STRETCH` plain rounds if that is longer.
+    """
+    return max(max_token_gap, STRETCH * prices.round(writing, writing))
 
 
 class Result(Reader):

@@ -109,6 +109,10 @@ class TextDrafting:
         self.pauses = False
         return pauses_now
 
+    def seen(self, tokens: int) -> int:
+        """The number of tokens that the drafter sees of the first `tokens` tokens of the text."""
+        return self.session.images.seen(tokens) if self.session else tokens
+
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the policy learn from a round."""
         self.state = self.task.policy.observe(self.state, outcome)
@@ -216,7 +220,7 @@ class TextDrafting:
         """
         if self.watch is None or self.session is None:
             return False
-        if context is not None and len(tokens) >= context:
+        if context is not None and self.seen(len(tokens)) >= context:
             fact = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
             advice = "use a drafter with a longer context, or lookup"
         else:

@@ -385,7 +385,7 @@ class TreeDrafter:
             return 0
         context = self._drafter.context
         levels = self._drafter.levels
-        context_room = sys.maxsize if context is None else context - len(request.text.tokens)
+        context_room = sys.maxsize if context is None else context - request.drafting.seen(len(request.text.tokens))
         return min(self._max_depth(request), context_room, sys.maxsize if levels is None else levels)
 
     def _max_depth(self, request: DraftedRequest) -> int:

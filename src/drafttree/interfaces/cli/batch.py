@@ -114,8 +114,10 @@ def batch(
     After an interruption, the same command continues where it stopped.
 
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
-    prompt. It may have an "id", and options of `Decoder.generate`, which override those of the command. A line that
-    fails becomes a record with an "error". Failures are listed at the end, and the exit code is 1.
+    prompt. It may have an "id", and options of `Decoder.generate`, which override those of the command. For models that
+    read images, the content of a message is a list such as [{"type": "image", "path": "photo.jpg"}, {"type": "text",
+    "text": "..."}]. A line that fails becomes a record with an "error". Failures are listed at the end, and the exit
+    code is 1.
 
     A line may also have the form of OpenAI's batches, {"custom_id": "...", "method": "POST", "url":
     "/v1/chat/completions", "body": {...}}. Its record then has OpenAI's form too.

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
+from drafttree.interfaces.cli.image_files import ImageFile, check_reads_images, message_content, pasted_paths
 from drafttree.interfaces.cli.option_groups import DecoderOptions, ShapingOptions, given_options, grouped
 from drafttree.interfaces.cli.options import (
     DraftTemperature,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from drafttree.engine.request import Request
 
 HELP = """\
+/image FILE   attach an image to the next message; without FILE, list what is attached
+/detach       attach no image to the next message
 /reset        begin a new conversation
 /save FILE    write the messages to a file, as JSON
 /policy SPEC  grow the trees by another policy, such as talon:budget=60
@@ -62,7 +65,8 @@ def chat(
     """Chat with a model in the terminal.
 
     Accepted draft tokens are green, and /help lists the commands. Every line of standard input is a message, or a
-    command that begins with a slash. Each answer reads only the newest message; the rest stays in the KV cache.
+    command that begins with a slash. /image FILE attaches an image to the next message, if the model reads images. Each
+    answer reads only the newest message; the rest stays in the KV cache.
     """
     template_text = read_text(template) if template else None
     options = shaping.to_dict()
@@ -111,7 +115,8 @@ class Conversation:
         self._limit = max_new_tokens
         self._options: dict[str, Any] = options
         self._first_messages = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = [*self._first_messages]
+        self.messages: list[dict[str, Any]] = [*self._first_messages]
+        self._attached_images = list[ImageFile]()
 
     def take(self, line: str) -> None:
         """Answer a message, or execute a command.
@@ -135,8 +140,20 @@ class Conversation:
     def command_quit(self, _: str) -> None:
         raise typer.Exit
 
+    def command_image(self, paths: str) -> None:
+        if paths:
+            check_reads_images(self._decoder)
+            self._attached_images += [ImageFile.read(path) for path in pasted_paths(paths)]
+        descriptions = ", ".join(image.description for image in self._attached_images)
+        _say(f"with the next message: {descriptions}" if descriptions else "no image is attached; /image FILE does it")
+
+    def command_detach(self, _: str) -> None:
+        self._attached_images.clear()
+        _say("no image is attached")
+
     def command_reset(self, _: str) -> None:
         self.messages = [*self._first_messages]
+        self._attached_images.clear()
         self._decoder.prefixes.clear()
         _say("a new conversation")
 
@@ -162,7 +179,7 @@ class Conversation:
     def _answer(self, text: str) -> None:
         from drafttree.interfaces import display
 
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": message_content(text, self._attached_images)}]
         request = self._request(messages)
         console = make_console()
         with suppress(KeyboardInterrupt):
@@ -172,21 +189,33 @@ class Conversation:
             request.end("interrupted")
         print(flush=True)
         self.messages = [*messages, {"role": "assistant", "content": request.text.detokenizer.text.strip()}]
+        self._attached_images.clear()
         display.show_speed(request.generation())
 
-    def _request(self, messages: list[dict[str, str]]) -> "Request":
+    def _request(self, messages: list[dict[str, Any]]) -> "Request":
         """The request of an answer that fits into the model's context."""
-        from drafttree.text.chat import render_chat
+        try:
+            return self._decoder.new_request(messages, max_new_tokens=self._limit, **self._options)
+        except ContextError:
+            room = self._room(messages)
+        return self._decoder.new_request(messages, max_new_tokens=room, **self._options)
 
-        prompt = len(render_chat(messages, self._decoder.tokenizer))
+    def _room(self, messages: list[dict[str, Any]]) -> int:
+        """The number of tokens of an answer that the model's context has room for.
+
+        Raises:
+            ContextError: there is no room.
+        """
         context = self._decoder.target.context
-        room = self._limit if context is None else context - prompt
-        if room < 1:
+        assert context is not None, "only a limited context is exceeded"
+        try:
+            prompt = self._decoder.prepare(messages, max_new_tokens=1, min_new_tokens=0)
+        except ContextError:
             raise ContextError(
-                f"the conversation's {prompt} tokens leave no room in the model's context of {context}; "
-                "begin a new one with /reset"
-            )
-        return self._decoder.new_request(messages, max_new_tokens=min(self._limit, room), **self._options)
+                f"the messages of this conversation leave no room in the model's context of {context}; begin a new one "
+                "with /reset"
+            ) from None
+        return context - len(prompt.tokens)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("quantize_drafter", "draft_temperature"),
     ),
     "Text": (
-        *("prompts", "limit", "chat", "system", "template"),
+        *("prompts", "limit", "chat", "image", "system", "template"),
         *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"),
         *("schema", "pattern", "grammar"),
     ),
@@ -30,9 +30,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Limits": (
         *("max_batch", "max_queue", "timeout", "max_model_len", "max_kv_tokens", "prefix_tokens"),
-        *("max_token_gap", "max_texts_per_key"),
+        *("max_token_gap", "max_texts_per_key", "max_images", "max_pixels"),
     ),
-    "Access": ("api_key", "api_key_file", "allowed_hosts", "cors", "trusted_proxies", "share_prefixes"),
+    "Access": (
+        *("api_key", "api_key_file", "allowed_hosts", "cors", "trusted_proxies", "share_prefixes"),
+        "allow_image_urls",
+    ),
     "Output": ("out", "output", "save", "minutes", "compare", "repeats", "live_trees", "pace", "json_"),
     "Advanced": (
         *("ignore_eos", "min_new_tokens", "no_repeat_ngram_size", "logit_bias"),

@@ -29,12 +29,21 @@ class Agent(StrEnum):
 
 
 class Served(NamedTuple):
-    """A model of a running server; its context is None if the server does not tell it."""
+    """A model of a running server.
+
+    Attributes:
+        url: address of the server.
+        model: name of the model.
+        context: its context in tokens; None if the server does not tell it.
+        key: key of the server; None if it asks for none.
+        reads_images: whether the model reads images.
+    """
 
     url: str
     model: str
     context: int | None
     key: str | None
+    reads_images: bool = False
 
 
 class Setup(NamedTuple):
@@ -90,6 +99,8 @@ def opencode(served: Served) -> Setup:
     model = dict[str, Any](name=served.model)
     if served.context is not None:
         model["limit"] = {"context": served.context, "output": served.context // 4}
+    if served.reads_images:
+        model |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "drafttree",
@@ -169,8 +180,9 @@ def _find(url: str, model: str | None, key: str | None) -> Served:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as reply:
-            cards = {card["id"]: card.get("max_model_len") for card in json.load(reply)["data"]}
-            contexts = {name: limit if isinstance(limit, int) else None for name, limit in cards.items()}
+            cards = {card["id"]: card for card in json.load(reply)["data"]}
+            limits = {name: card.get("max_model_len") for name, card in cards.items()}
+            contexts = {name: limit if isinstance(limit, int) else None for name, limit in limits.items()}
     except HTTPError as error:
         advice = "; give its key by --api-key or DRAFTTREE_API_KEY" if error.code == 401 else ""
         raise ConfigError(f"{url}/v1/models answers {error.code} {error.reason}{advice}") from None
@@ -182,4 +194,6 @@ def _find(url: str, model: str | None, key: str | None) -> Served:
     if not contexts or model not in (None, *contexts):
         raise ConfigError(f"{url} serves {', '.join(contexts) or 'no model'}, not {model}; name another --model")
     name = model or next(iter(contexts))
-    return Served(url, name, contexts[name], key)
+    modalities = cards[name].get("input_modalities")
+    reads_images = isinstance(modalities, list) and "image" in modalities
+    return Served(url, name, contexts[name], key, reads_images)

@@ -10,6 +10,7 @@ from rich.text import Text
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.curve_file import read_cost_curves
+from drafttree.interfaces.cli.image_files import ImageFile, check_reads_images, message_content
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -83,28 +84,54 @@ class TargetOptions:
         return decoder.with_costs(curve) if curve else decoder
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """The prompt, and whether it is a message, which may have images."""
+
+    prompt: PromptText = None
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Image that the prompt is about, for models that read images. Implies --chat. May be repeated.",
+        ),
+    ] = None
+
+    def read(self) -> "Prompt":
+        """The text of the prompt, or the message that it is.
+
+        Raises:
+            InputError: there is no prompt, or an image cannot be read.
+        """
+        text = read_prompt(self.prompt)
+        images = [ImageFile.read(path) for path in self.image or ()]
+        return [{"role": "user", "content": message_content(text, images)}] if self.chat or images else text
+
+
 @grouped
 def generate(
     context: typer.Context,
     models: DecoderOptions,
     writing: TextOptions,
-    prompt: PromptText = None,
+    question: PromptOptions,
     *,
     target: TargetOptions,
     compare: Annotated[bool, typer.Option("--compare", help="Also time plain decoding and transformers.")] = False,
     repeats: Annotated[int, typer.Option(min=1, metavar="RUNS", help="Timed runs of each method with --compare.")] = 3,
     json_: AsJson = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False,
 ) -> None:
     """Generate text from a prompt.
 
     In a terminal, accepted draft tokens are green. Options that are not given come from the model's generation config.
     """
     if target.is_sharded:
-        target.check_sharded(prompt, compare)
+        target.check_sharded(question.prompt, compare)
         context.with_resource(one_voice())
     options = writing.to_dict()
-    text = read_prompt(prompt)
+    if question.image and compare:
+        raise ConfigError("--compare and --image cannot be combined; leave one of them out")
+    prompt = question.read()
     models.check()
     curve = target.read_costs(models)
     decoder = target.load(models, curve)
@@ -112,10 +139,11 @@ def generate(
         _tell_defaults(decoder)
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
-    start = [{"role": "user", "content": text}] if chat else text
-    generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
+    if question.image:
+        check_reads_images(decoder)
+    generation = _write(decoder, prompt, options, quiet=json_, echo=prompt if isinstance(prompt, str) else "")
     interrupted = generation.finish_reason == "interrupted"
-    comparison = _compare(decoder, start, repeats, options) if compare and not interrupted else None
+    comparison = _compare(decoder, prompt, repeats, options) if compare and not interrupted else None
     if json_:
         print_json(_report(generation, comparison))
     else:

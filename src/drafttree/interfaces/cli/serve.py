@@ -91,6 +91,9 @@ def serve(
         reasoning_parser=dialect.reasoning_parser,
         sanitize_control_tokens=dialect.sanitize_control_tokens,
         audit=audit,
+        max_images=limits.max_images,
+        max_pixels=limits.max_pixels,
+        image_hosts=tuple(map(str.lower, access.allow_image_urls or ())),
     )
     if access_log:
         _print_access_log()

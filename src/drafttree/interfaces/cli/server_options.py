@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
+from drafttree.core.counts import MAX_BATCH, MAX_IMAGES, MAX_PIXELS, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
 
@@ -34,6 +34,17 @@ class LimitOptions:
     max_model_len: MaxModelLen = None
     prefix_tokens: PrefixTokens = None
     max_token_gap: MaxTokenGap = MAX_TOKEN_GAP
+    max_images: Annotated[int, typer.Option(min=0, metavar="IMAGES", help="Maximum number of images of a request.")] = (
+        MAX_IMAGES
+    )
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="PIXELS",
+            help="Maximum pixels of all images of a request, before the model's processor makes them smaller.",
+        ),
+    ] = MAX_PIXELS
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,14 @@ class AccessOptions:
             help='Host name that requests may use besides --host and localhost, or "*". May be repeated.',
         ),
     ] = None
+    allow_image_urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help='Host that images at addresses are fetched from, or "*" for all public hosts. May be repeated.',
+            show_default="data URLs only",
+        ),
+    ] = None
     trusted_proxies: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,7 +154,8 @@ class AccessOptions:
         Raises:
             ConfigError: one of them is malformed; the message names it.
         """
-        _check_hosts(self.allowed_hosts or ())
+        _check_hosts("--allowed-hosts", self.allowed_hosts or ())
+        _check_hosts("--allow-image-urls", self.allow_image_urls or ())
         _check_origins(self.cors or ())
         _check_proxies(self.trusted_proxies or ())
 
@@ -189,8 +209,8 @@ def _check_origins(origins: Iterable[str]) -> None:
             raise ConfigError(f"--cors {origin!r} is not an origin; give one such as https://example.com, or '*'")
 
 
-def _check_hosts(hosts: Iterable[str]) -> None:
-    """Refuse host names that no request could have.
+def _check_hosts(option: str, hosts: Iterable[str]) -> None:
+    """Refuse host names that no address could have.
 
     Raises:
         ConfigError: a host is not a name, or has a port.
@@ -199,7 +219,7 @@ def _check_hosts(hosts: Iterable[str]) -> None:
 
     for host in hosts:
         if name_of(host) != host.lower():
-            raise ConfigError(f"--allowed-hosts {host!r} is not a host name; give one such as api.example.com, or '*'")
+            raise ConfigError(f"{option} {host!r} is not a host name; give one such as api.example.com, or '*'")
 
 
 def _check_proxies(proxies: Iterable[str]) -> None:

@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.evaluation.audit import Audit
 from drafttree.interfaces.server.errors import AGAIN, SHUTTING_DOWN, ServerError, shutting_down
 from drafttree.interfaces.server.metrics import ServerMetrics
-from drafttree.text.prompt import Prompt
 
 Found = TypeVar("Found")
 open_request: ContextVar["OpenRequest"] = ContextVar("open_request")
@@ -146,7 +146,7 @@ class Admission:
 
     async def submit(
         self,
-        prompt: Prompt,
+        prompt: EncodedPrompt,
         *,
         group: Hashable | None = None,
         cache_salt: str | None = None,
@@ -155,7 +155,7 @@ class Admission:
     ) -> Handle:
         """Submit a text. If it still runs when the current request has been answered, it is cancelled.
 
-        A thread encodes the prompt, so the event loop is not blocked. Other arguments are as for `Engine.submit`.
+        A thread checks the prompt, so the event loop is not blocked. Other arguments are as for `Engine.submit`.
 
         Args:
             cache_salt: the request's salt; only texts of the same key and salt, or of the same group, share prefixes.

@@ -17,16 +17,21 @@ from starlette.types import Scope
 from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request, read_request
 from drafttree.interfaces.server.errors import AGAIN, NO_OBJECT, ServerError, refusal_of
+from drafttree.interfaces.server.fields import TEXT_MODEL, ServedModel
 from drafttree.interfaces.server.written_json import read_float, read_integer
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
 """The limit of a body is the sum of a fixed part and a part per token of the model's context. For comparison, 156 tools
 with 60 properties each have 40,000 items, and a character that JSON escapes takes 6 bytes."""
+IMAGE_BYTES = 50 << 20
+"""The bytes that are added to the limit for models that read images, as OpenAI allows in a request."""
 ANY_CONTEXT = 1 << 17
 """The context, in tokens, that is assumed for a model without a limit."""
 BODIES_AT_ONCE = 64
-"""The memory for all bodies that are being read, as a number of bodies of the largest size."""
+"""The memory for all bodies that are being read, as a number of bodies of the largest size without images."""
+IMAGE_BODIES_AT_ONCE = 8
+"""The memory for images in all bodies that are being read, as a number of bodies of the largest size."""
 DISCARDED, DISCARDING = 16 << 20, 3.0
 """The most bytes of a refused body that are still read, and the most seconds for it. If the connection closed while the
 client is writing, the client would not see the reply."""
@@ -94,12 +99,18 @@ class BodyReader:
 
     Args:
         context: tokens of the model's context; None for no limit.
-        most_bytes: the largest body, in bytes; None for as much as the context needs.
+        most_bytes: the largest body, in bytes; None for as much as the context and images need.
+        model: what the validation needs to know of the served model.
     """
 
-    def __init__(self, context: int | None, most_bytes: int | None = None) -> None:
+    def __init__(self, context: int | None, most_bytes: int | None = None, model: ServedModel = TEXT_MODEL) -> None:
         tokens = ANY_CONTEXT if context is None else context
         self._most_bytes = BYTES + BYTES_PER_TOKEN * tokens if most_bytes is None else most_bytes
+        self._most_held_bytes = BODIES_AT_ONCE * self._most_bytes
+        if model.reads_images and most_bytes is None:
+            self._most_bytes += IMAGE_BYTES
+            self._most_held_bytes += IMAGE_BODIES_AT_ONCE * IMAGE_BYTES
+        self._model = model
         self._most_items = ITEMS + ITEMS_PER_TOKEN * tokens
         self._context = context
         self._held_bytes = 0
@@ -123,7 +134,7 @@ class BodyReader:
             await self._turns.acquire()
             request_state.reading.callback(self._turns.release)
             request_state.large = True
-        return await read_request(partial(_read, body, adapter, self._context))
+        return await read_request(partial(_read, body, adapter, self._context, self._model))
 
     async def _receive(self, request: Request, reading: ExitStack) -> bytes:
         """Receive the bytes of a body, which count toward the limit for all bodies until `reading` is closed.
@@ -171,7 +182,7 @@ class BodyReader:
             return _too_large(self._most_bytes, "bytes")
         if items > self._most_items:
             return _too_large(self._most_items, "items in its lists and objects")
-        if self._held_bytes > BODIES_AT_ONCE * self._most_bytes:
+        if self._held_bytes > self._most_held_bytes:
             message = f"the bodies of all requests take {self._held_bytes} bytes, which is too much; try again later"
             return ServerError(429, message, code="bodies_full", headers=AGAIN)
         return None
@@ -215,7 +226,7 @@ class _ReadRequest(Request):
         return self._parsed_body
 
 
-def _read(body: bytes, adapter: TypeAdapter[Any], context: int | None) -> Any:
+def _read(body: bytes, adapter: TypeAdapter[Any], context: int | None, model: ServedModel) -> Any:
     """Parse and validate a body.
 
     Raises:
@@ -230,7 +241,7 @@ def _read(body: bytes, adapter: TypeAdapter[Any], context: int | None) -> Any:
                 raise ServerError(400, message, param=name, code="context_length_exceeded")
         _check_scalars(parsed_body)
         try:
-            return adapter.validate_python(parsed_body, from_attributes=True)
+            return adapter.validate_python(parsed_body, from_attributes=True, context=model)
         except ValidationError as error:
             raise refusal_of(error.errors(include_url=False)[0]) from None
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from drafttree.engine.generation import Chunk
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thought
@@ -54,8 +55,21 @@ async def begin_answers(request: ChatRequest, serving: ServingContext, **submit_
     serving.admission.check()
     if request.left_out:
         _warn_of(request.left_out)
-    prompt, options, reader = await asyncio.to_thread(_prepare, request, serving)
+    prompt = await prompt_of(request, serving)
+    options, reader = await asyncio.to_thread(_prepare, request, serving, prompt)
     return await Texts.submit(request, serving, [prompt], [options], reader, **submit_options)
+
+
+async def prompt_of(request: ChatRequest, serving: ServingContext) -> EncodedPrompt:
+    """The prompt of a conversation, with its images.
+
+    Raises:
+        ServerError: as for `ServedImages.prepare` and `read_prompt`.
+    """
+    images = await serving.images.prepare(request)
+    decoder = serving.decoder
+    template = decoder.tokenizer, serving.dialect, decoder.target.context, serving.control_tokens
+    return await asyncio.to_thread(read_prompt, request, *template, images)
 
 
 @lru_cache(maxsize=64)
@@ -64,15 +78,16 @@ def _warn_of(tools: tuple[str, ...]) -> None:
     logger.warning("tools that this server cannot run are left out: %s", ", ".join(tools))
 
 
-def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
-    """The token ids of a conversation, the options of its answers, and a function that makes a reader for an answer."""
+def _prepare(
+    request: ChatRequest, serving: ServingContext, prompt: EncodedPrompt
+) -> tuple[Json, Callable[[], AnswerReader]]:
+    """The options of the answers to a conversation, and a function that makes a reader for an answer."""
     decoder = serving.decoder
     dialect = serving.dialect
     tools = request.callable_tools
-    prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context, serving.control_tokens)
-    thinks = dialect.thinks(decoder.tokenizer, prompt)
+    thinks = dialect.thinks(decoder.tokenizer, prompt.tokens)
     grammar = chat_grammar(request, dialect, thinks)
-    options = engine_options(request, decoder, len(prompt), request.limit)
+    options = engine_options(request, decoder, prompt.length, request.limit)
     end = turn_end(decoder.tokenizer)
     # A grammar ends the text by itself, and a stop string could cut off the thinking before it.
     if end and not request.has_form and not request.ignore_eos:
@@ -95,7 +110,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
         untagged=[] if calls is None or request.has_form else calls.untagged_forms(_not_strict(tools.values())),
     )
     reader()  # compiles its patterns in this thread: hundreds of names take a third of a second
-    return prompt, options | answer_options, reader
+    return options | answer_options, reader
 
 
 def _not_strict(tools: Iterable[FunctionDefinition]) -> list[str]:

@@ -3,18 +3,21 @@
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from drafttree.engine.image_prompt import EncodedPrompt
+from drafttree.images.processor import PreparedImages
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming
-from drafttree.interfaces.server.request import ChatRequest, CustomCall, Message, Tool, ToolCallParam
+from drafttree.interfaces.server.request import ChatRequest, CustomCall, ImagePart, Message, Tool, ToolCallParam
 from drafttree.interfaces.server.written_json import WrittenArguments
-from drafttree.text.chat import as_parts, as_text, render_chat
-from drafttree.text.control_tokens import ControlTokens
+from drafttree.text.chat import IMAGE_MARK, as_parts, as_text, is_image_part, render_chat, shows_images
+from drafttree.text.control_tokens import START, ControlTokens
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
@@ -39,8 +42,9 @@ def read_prompt(
     dialect: Dialect,
     context: int | None = None,
     control_tokens: ControlTokens | None = None,
-) -> list[int]:
-    """The token ids of a conversation.
+    images: PreparedImages | None = None,
+) -> EncodedPrompt:
+    """The prompt of a conversation.
 
     If the chat template does not support tools, the system message describes them, and calls and their results are
     shown as text.
@@ -52,31 +56,46 @@ def read_prompt(
         context: as for `render_chat`.
         control_tokens: makes control tokens in the request plain text, unlike those of the template; None to keep
             all of them as tokens.
+        images: the images of the request.
 
     Raises:
         ServerError: `chat_template_kwargs` has a name that is not a template's variable, the template does not support
             `reasoning_effort`, or `render_chat` cannot render the messages.
     """
-    variables = dict(request.chat_template_kwargs or {})
-    if wrong_name := next((name for name in variables if name in OWN_ARGUMENTS), None):
-        raise ServerError(400, f"{wrong_name!r} is not a variable of chat templates", param="chat_template_kwargs")
     form = ShownMessages(dialect, control_tokens)
-    begins = request.add_generation_prompt is not False
-    goes_on = bool(request.continue_final_message)
-    variables = {name: form.kept(value) for name, value in variables.items()}
-    variables = _effort(request, dialect) | variables
-    variables |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
+    variables = _variables(request, dialect, form)
     messages = shown_messages = [form.message(message) for message in request.messages]
+    if not dialect.native:
+        shown_messages = form.with_tools(messages, request.told_tools)
+    first_number = 1 - len(shown_messages) + len(messages)
+    if images and not (dialect.native and shows_images(tokenizer, "tool")):
+        shown_messages = without_tool_images(shown_messages)
+    expand = partial(images.expand, mark=START if control_tokens else None) if images else None
+    with blaming(request.called("messages")):
+        tokens = render_chat(
+            *(shown_messages, tokenizer, context, first_number, control_tokens, form.arguments.restored, expand),
+            **variables,
+        )
+        return EncodedPrompt(tokens, images.of_tokens(tokens) if images else None)
+
+
+def _variables(request: ChatRequest, dialect: Dialect, form: "ShownMessages") -> dict[str, Any]:
+    """The variables of the chat template.
+
+    Raises:
+        ServerError: `chat_template_kwargs` has a name that is not a template's variable, or as for `_effort`.
+    """
+    given_variables = request.chat_template_kwargs or {}
+    if wrong_name := next((name for name in given_variables if name in OWN_ARGUMENTS), None):
+        raise ServerError(400, f"{wrong_name!r} is not a variable of chat templates", param="chat_template_kwargs")
+    variables = _effort(request, dialect)
+    variables |= {name: form.kept(value) for name, value in given_variables.items()}
+    variables["add_generation_prompt"] = request.add_generation_prompt is not False
+    variables["continue_final_message"] = bool(request.continue_final_message)
     if dialect.native:
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.told_tools]
         variables["tools"] = form.kept(described) or None
-    else:
-        shown_messages = form.with_tools(messages, request.told_tools)
-    first_number = 1 - len(shown_messages) + len(messages)
-    with blaming(request.called("messages")):
-        return render_chat(
-            shown_messages, tokenizer, context, first_number, control_tokens, form.arguments.restored, **variables
-        )
+    return variables
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -93,6 +112,31 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
         message = f"{field} is {effort!r}, but the model's chat template does not support it; leave it out"
         raise ServerError(400, message, param=field, code="not_served")
     return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
+
+
+def without_tool_images(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the images of tool results in the user's message behind them, for templates without such.
+
+    If the user says nothing there, a message of the user is added.
+    """
+    shown_messages = list[Mapping[str, Any]]()
+    tool_images = list[Mapping[str, Any]]()
+    for message in messages:
+        role = message["role"]
+        if role == "tool":
+            tool_images += [content_part for content_part in message["content"] if is_image_part(content_part)]
+            texts = [content_part for content_part in message["content"] if not is_image_part(content_part)]
+            shown_messages.append({**message, "content": texts})
+            continue
+        if tool_images and role == "user":
+            message = {**message, "content": [*tool_images, *message["content"]]}
+        elif tool_images:
+            shown_messages.append({"role": "user", "content": tool_images})
+        tool_images = []
+        shown_messages.append(message)
+    if tool_images:
+        shown_messages.append({"role": "user", "content": tool_images})
+    return shown_messages
 
 
 class ShownMessages:
@@ -122,7 +166,8 @@ class ShownMessages:
         texts = self.kept(message.texts)
         calls = message.tool_calls or ()
         if message.role == "tool" and not native:
-            return {"role": "user", "content": as_parts([RESULT.format(as_text(texts))])}
+            images = [IMAGE_MARK for _ in message.images]
+            return {"role": "user", "content": [*as_parts([RESULT.format(as_text(texts))]), *images]}
         knows_role = message.role != "developer" or message.role in dialect.template  # the newer name of "system"
         message_fields: dict[str, Any] = {} if message.name is None else {"name": self.kept(message.name)}
         if native and message.tool_call_id is not None:
@@ -132,7 +177,18 @@ class ShownMessages:
         elif calls:
             texts = [*filter(None, texts), self._calls_as_text(calls)]
         message_fields |= self._thought(message)
-        return {"role": message.role if knows_role else "system", "content": as_parts(texts), **message_fields}
+        content = self._content(message, texts)
+        return {"role": message.role if knows_role else "system", "content": content, **message_fields}
+
+    def _content(self, message: Message, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """The content of a message for the template: its texts, which begin with those of its parts, and images."""
+        if not message.images:
+            return [*as_parts(texts)]
+        content = list[dict[str, Any]]()
+        later_texts = iter(texts)
+        for content_part in message.content or ():
+            content += [IMAGE_MARK] if isinstance(content_part, ImagePart) else as_parts([next(later_texts)])
+        return content + as_parts([*later_texts])
 
     def with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool]) -> list[Mapping[str, Any]]:
         """The messages with a system message that describes the tools, if there are any."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from drafttree.engine.generation import Chunk, Logprobs
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.fields import ListOf, fields_of, mistake
@@ -132,22 +133,23 @@ async def begin_texts(
     return await Texts.submit(request, serving, prompts, options, has_text=request.limit > 0, **submit_options), echoes
 
 
-def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json], list[str]]:
-    """The token ids of each prompt, the options of its texts, and its echo: the text that its replies begin with."""
+def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[EncodedPrompt], list[Json], list[str]]:
+    """The prompts, the options of its texts, and its echo: the text that its replies begin with."""
     decoder = serving.decoder
     logprobs = request.wanted_logprobs
     tokenizer = decoder.tokenizer
     vocab = decoder.target.vocab_size
     context = decoder.target.context
     with blaming("prompt"):
-        prompts = [encode(prompt, tokenizer, vocab, context) for prompt in request.prompt]
+        prompts = [EncodedPrompt(encode(prompt, tokenizer, vocab, context)) for prompt in request.prompt]
     with blaming("stop"):
         check_stop(request.stop or (), tokenizer)
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
     text_options = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
     echoes = [_as_text(prompt, tokenizer) if request.echo else "" for prompt in request.prompt]
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | text_options for tokens in prompts], echoes
+    options = [engine_options(request, decoder, prompt.length, limit) | text_options for prompt in prompts]
+    return prompts, options, echoes
 
 
 def _as_text(prompt: str | list[int], tokenizer: Any) -> str:
@@ -207,7 +209,7 @@ class Continuation:
     def _prompt_scores(self, prompt_logprobs: Logprobs) -> list[Json]:
         """The scores of the prompt's tokens. If the request's time ended early, there are none for unread tokens."""
         assert self._text.names
-        prompt_tokens = self._text.prompt[: 1 + len(prompt_logprobs.tokens)]
+        prompt_tokens = self._text.prompt.tokens[: 1 + len(prompt_logprobs.tokens)]
         scores = self._text.names.scores(
             prompt_tokens, [None, *prompt_logprobs.tokens], prompt_logprobs.top and [{}, *prompt_logprobs.top]
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic import (
     GetPydanticSchema,
     Tag,
     TypeAdapter,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -54,10 +55,29 @@ ListOf = Annotated[list[Item], Field(fail_fast=True)]
 """A list whose validation ends at its first mistake, because a reply names only one. `ITEM_BY_ITEM` is for objects."""
 
 
+class ServedModel(NamedTuple):
+    """What the validation of a request needs to know of the served model; pydantic passes it on as its context.
+
+    Attributes:
+        reads_images: whether the model reads images.
+    """
+
+    reads_images: bool = False
+
+
+TEXT_MODEL = ServedModel()
+"""A model that reads text alone."""
+
+
 class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @classmethod
+    def is_served(cls, context: object) -> bool:
+        """Whether the served model reads such parts; `context` is a `ServedModel`, or None if it is not known."""
+        return True
 
     @model_validator(mode="before")
     @classmethod
@@ -156,8 +176,8 @@ def _listed(names: Sequence[str]) -> str:
 class TypeChoice:
     """A choice among several models by the `type` of a value, or among literal texts.
 
-    A value without `type` belongs to the model in which `type` is optional. A value of an unknown type belongs to the
-    model that accepts any `type`; without such a model it is refused.
+    A value without `type` belongs to the model in which `type` is optional. A value of a type that is unknown, or not
+    served by the model, belongs to the model that accepts any `type`; without such a model it is refused.
 
     Args:
         part_name: the name of the part in errors.
@@ -206,6 +226,11 @@ class TypeChoice:
             raise mistake("literal_error", f"give {_listed([*self._words, *self._served])}")
         raise mistake("model_type", "")
 
+    def stand_in_of(self, member: Any, context: object) -> type[RequestModel] | None:
+        """The model of any `type`, if it takes the place of a member that is not served."""
+        is_served = not isinstance(member, type) or member.is_served(context)
+        return None if is_served else self._other
+
     def branch_of(self, value: Any) -> str:
         """The name of a value's member in the location of pydantic's errors. The value may already be an instance."""
         return _branch(type(value) if isinstance(value, RequestModel) else self.member_of(value))
@@ -231,11 +256,12 @@ def by_type(part_name: str) -> GetPydanticSchema:
             tagged_members = tuple(Annotated[member, Tag(_branch(member))] for member in members)
             annotation = Annotated[reduce(or_, tagged_members), Discriminator(choice.branch_of)]
 
-        def read(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        def read(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             if isinstance(value, RequestModel):
                 return value
-            choice.member_of(value)  # raises our error before pydantic would raise its own
-            return check(value)
+            member = choice.member_of(value)  # raises our error before pydantic would raise its own
+            stand_in = choice.stand_in_of(member, info.context)
+            return stand_in.model_validate(value, context=info.context) if stand_in else check(value)
 
         return handler(Annotated[annotation, WrapValidator(read)])
 

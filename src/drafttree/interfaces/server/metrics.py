@@ -27,6 +27,7 @@ COUNTERS = {
     "num_preemptions": ("preempted", "Requests that had to be read again, since memory ran out."),
     "drafter_failures": ("drafter_failures", "Rounds that went on without drafts, since the drafter failed."),
     "collapsed_texts": ("collapsed_texts", "Texts whose drafts became useless from some token on."),
+    "image_wait_seconds": ("image_wait_seconds", "Seconds for which texts waited while images of a prompt were read."),
 }
 """By name: an attribute of `EngineMetrics`, and the description."""
 GAUGES = {

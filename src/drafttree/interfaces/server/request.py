@@ -4,8 +4,9 @@ Requests of other APIs are converted to it by `ChatRequest.of`.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +31,7 @@ from drafttree.interfaces.server.fields import (
     PlainFormat,
     RequestModel,
     Schema,
+    ServedModel,
     StructuredOutputs,
     by_type,
     fields_of,
@@ -38,8 +40,10 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
-CONTENT = "content is text. In earlier turns and in tool results, a text replaces images and other parts"
-MEDIA = {"image", "audio", "file", "video", "document"}
+CONTENT = (
+    "content is text, and images if the model reads them. In earlier turns and in tool results, a text replaces other "
+    "parts"
+)
 TOOLS = "functions that the model may call; tools of other types are left out, with a warning"
 ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
 
@@ -74,9 +78,7 @@ class Unserved(OtherForm):
     def text(self) -> str:
         """The text that the model sees instead."""
         medium = self.shown.removeprefix("input_").removesuffix("_url")
-        if medium in MEDIA:
-            return f"[{medium} omitted: this server reads text only]"
-        return f"[{self.shown} omitted: this server does not read it]"
+        return f"[{medium} omitted: this server does not read it]"
 
 
 def shown_otherwise(request_part: object) -> Iterator[str]:
@@ -112,8 +114,52 @@ def refuse_unserved(
             raise mistake("not_served", message, *location, index)
 
 
+IMAGE_ADDRESS = re.compile(r"data:|https?://", re.IGNORECASE)
+
+
+def _check_address(address: str) -> str:
+    """Refuse what is neither a data URL nor an address, such as a path of the server's machine."""
+    if not IMAGE_ADDRESS.match(address):
+        raise mistake("no_url", "this is no URL of an image; send a data URL such as data:image/png;base64,...")
+    return address
+
+
+ImageAddress = Annotated[str, AfterValidator(_check_address)]
+"""A data URL, or the address of an image."""
+
+
+class ImagePart(RequestModel):
+    """An image in a message, for models that read images."""
+
+    @classmethod
+    def is_served(cls, context: object) -> bool:
+        return isinstance(context, ServedModel) and context.reads_images
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The image as a part of a message in the form that `drafttree.images.image_source.open_image` reads."""
+        raise NotImplementedError
+
+
+class ImageUrl(fields_of("chat.messages.content.image_url")):
+    """Where an image is."""
+
+    url: ImageAddress
+
+
+class ImageUrlPart(ImagePart, fields_of("chat.messages.content")):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @property
+    def source(self) -> dict[str, str]:
+        return {"type": "image", "url": self.image_url.url}
+
+
 class ContentPart(fields_of("chat.messages.content")):
-    """A part of a message; only text is served."""
+    """A text in a message."""
 
     type: Literal["text"]
     text: str
@@ -201,7 +247,7 @@ class EarlierAudio(Unserved):
     type: str = "audio"
 
 
-PartOfMessage = Annotated[ContentPart | Refusal | Unserved, by_type("a content part")]
+PartOfMessage = Annotated[ContentPart | ImageUrlPart | Refusal | Unserved, by_type("a content part")]
 
 
 class Message(fields_of("chat.messages")):
@@ -229,8 +275,14 @@ class Message(fields_of("chat.messages")):
     @property
     def texts(self) -> list[str]:
         """The texts of the parts of the content."""
-        content_texts = [content_part.text for content_part in self.content or ()]
+        text_parts = [content_part for content_part in self.content or () if not isinstance(content_part, ImagePart)]
+        content_texts = [content_part.text for content_part in text_parts]
         return [*content_texts, *filter(None, [self.refusal, self.audio and self.audio.text])]
+
+    @property
+    def images(self) -> list[ImagePart]:
+        """The images among the parts of the content."""
+        return [content_part for content_part in self.content or () if isinstance(content_part, ImagePart)]
 
 
 Messages = Annotated[ListOf[Message], Field(min_length=1)]
@@ -362,6 +414,18 @@ Mode = Literal["none", "auto", "required"]
 """Whether tools may or must be called, here and in /v1/responses."""
 
 
+class ChatOrigin(NamedTuple):
+    """The request of a client that a chat is made of.
+
+    Attributes:
+        api: name of the API in `FIELDS` and `NAMES`.
+        tool_paths: the place of each tool in the request.
+    """
+
+    api: str
+    tool_paths: Sequence[str]
+
+
 class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     """A conversation whose next answer is wanted."""
 
@@ -389,10 +453,10 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     modalities: ListOf[Literal["text"]] | None = Field(None, description="only text")
     _functions: Mapping[str, FunctionDefinition] = PrivateAttr()
 
-    def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:
+    def model_post_init(self, context: ChatOrigin | ServedModel | None) -> None:
         """Store the API that was called, and the functions of the tools by their places in its request."""
         tools = self.tools or ()
-        self._api, paths = context or ("chat", ())
+        self._api, paths = context if isinstance(context, ChatOrigin) else ("chat", ())
         placed_tools = zip(paths or (f"tools.{index}.function" for index in range(len(tools))), tools, strict=True)
         self._functions = {path: tool.function for path, tool in placed_tools if isinstance(tool, Tool)}
 
@@ -417,7 +481,8 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         ]
         paths = [path for path, _ in placed_tools]
         try:
-            return cls.model_validate({"tools": tools or None, **sampling_fields, **chat_fields}, context=(api, paths))
+            origin = ChatOrigin(api, paths)
+            return cls.model_validate({"tools": tools or None, **sampling_fields, **chat_fields}, context=origin)
         except ValidationError as error:
             names = {field: api_names[api] for field, api_names in NAMES.items() if api in api_names}
             raise refusal_of(error.errors()[0], names) from None
@@ -482,6 +547,11 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
                 return allowed.mode, [tool.name for tool in allowed.tools]
             case mode:
                 return mode or "auto", None
+
+    @property
+    def images(self) -> list[tuple[int, ImagePart]]:
+        """The images of the conversation in order, each with the number of its message."""
+        return [(number, image) for number, message in enumerate(self.messages, start=1) for image in message.images]
 
     @property
     def must_call(self) -> bool:

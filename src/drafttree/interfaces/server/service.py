@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
-from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.chat import prompt_of
 from drafttree.interfaces.server.errors import ServerError, blaming, shutting_down
 from drafttree.interfaces.server.fields import ListOf, RequestModel, fields_of, mistake
 from drafttree.interfaces.server.reply import warning
@@ -43,9 +43,10 @@ async def refuse_embeddings() -> None:
 
 
 def _model_entry(name: str, serving: ServingContext) -> dict[str, Any]:
-    """The model's entry in the list, under one of its names. The context has vLLM's field name."""
+    """The model's entry in the list, under one of its names. Further fields have the names of vLLM and OpenRouter."""
     card = {"id": name, "object": "model", "created": START_TIME, "owned_by": "drafttree"}
-    return card | {"max_model_len": serving.decoder.target.context}
+    modalities = ["text", "image"] if serving.images.are_read else ["text"]
+    return card | {"max_model_len": serving.decoder.target.context, "input_modalities": modalities}
 
 
 @router.head("/health", include_in_schema=False)
@@ -139,7 +140,7 @@ async def tokenize(request: Body[TokenizeRequest], serving: Serving, response: R
     """Tokenize a text, or a conversation up to the beginning of the next answer."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
-    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving)
+    tokens = await _tokens(request, tokenizer, serving)
     names = await asyncio.to_thread(tokenizer.convert_ids_to_tokens, tokens) if request.return_token_strs else None
     response.headers.update(await warning(request, serving))
     context = serving.decoder.target.context
@@ -154,12 +155,16 @@ async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> Deto
     return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
 
 
-def _tokens(request: TokenizeRequest, tokenizer: Any, serving: ServingContext) -> list[int]:
-    context = serving.decoder.target.context
-    if request.messages is not None:
-        names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
-        chat = ChatRequest.of(request, "chat", (), **{name: getattr(request, name) for name in names})
-        return read_prompt(chat, tokenizer, serving.dialect, context, serving.control_tokens)
+async def _tokens(request: TokenizeRequest, tokenizer: Any, serving: ServingContext) -> list[int]:
+    """The token ids of a text or a conversation."""
+    if request.messages is None:
+        return await asyncio.to_thread(_tokens_of_text, request, tokenizer, serving.decoder.target.context)
+    names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
+    chat = ChatRequest.of(request, "chat", (), **{name: getattr(request, name) for name in names})
+    return (await prompt_of(chat, serving)).tokens
+
+
+def _tokens_of_text(request: TokenizeRequest, tokenizer: Any, context: int | None) -> list[int]:
     text = request.prompt or ""
     with blaming("prompt"):
         check_characters(text, tokenizer, context)

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from drafttree.constraints.options import ProcessorContext
-from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
+from drafttree.core.counts import MAX_BATCH, MAX_IMAGES, MAX_PIXELS, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
@@ -20,7 +20,9 @@ from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.drafting_engine import drafting_engine
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import ServedModel
 from drafttree.interfaces.server.grammar import Grammars
+from drafttree.interfaces.server.images import ServedImages
 from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
@@ -53,6 +55,10 @@ class ServerSettings:
         reasoning_parser: name of the marks of thinking; "auto" and "none" as for `tool_parser`.
         sanitize_control_tokens: whether control tokens in messages and tools are read as text.
         audit: whether to look for evidence that sampled texts do not follow the target's distribution.
+        max_images: the most images of a request, if the model reads images.
+        max_pixels: the most pixels of the images of a request together, before the processor makes them smaller.
+        image_hosts: hosts that images at addresses are fetched from, with their subdomains; "*" for all public hosts,
+            empty for none.
     """
 
     model_name: str
@@ -76,6 +82,9 @@ class ServerSettings:
     reasoning_parser: str = AUTO
     sanitize_control_tokens: bool = False
     audit: bool = False
+    max_images: int = MAX_IMAGES
+    max_pixels: int = MAX_PIXELS
+    image_hosts: tuple[str, ...] = ()
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -118,6 +127,7 @@ class ServingContext:
         grammars: compiles the grammars of requests.
         dialect: how the model writes thinking and tool calls.
         control_tokens: makes control tokens in requests plain text; None to keep them as tokens.
+        images: reads the images of requests.
         bodies: reads the bodies of requests.
 
     Raises:
@@ -155,7 +165,9 @@ class ServingContext:
             audit=audit,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
-        self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes)
+        self.images = ServedImages(decoder, settings.max_images, settings.max_pixels, settings.image_hosts)
+        model = ServedModel(reads_images=self.images.are_read)
+        self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes, model)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model.

@@ -11,6 +11,7 @@ from drafttree.constraints.grammar import token_bytes
 from drafttree.engine.batching import Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk
+from drafttree.engine.image_prompt import EncodedPrompt
 from drafttree.engine.metrics import ratio
 from drafttree.interfaces.server.dialect.reader import AnswerReader, Part, Said
 from drafttree.interfaces.server.errors import SHUTTING_DOWN, ServerError, shutting_down
@@ -76,7 +77,7 @@ class Text:
     characters of a stop string. The tokens of a stop string and EOS are not part of the text.
 
     Args:
-        prompt: token ids of the prompt.
+        prompt: the prompt.
         handle: the text in the engine.
         names: names of tokens; None if no log-probabilities are wanted.
         reader: separates thinking and tool calls from the rest.
@@ -91,7 +92,7 @@ class Text:
         told: the number of tokens whose log-probabilities were sent.
     """
 
-    def __init__(self, prompt: list[int], handle: Handle, names: TokenNames | None, reader: AnswerReader) -> None:
+    def __init__(self, prompt: EncodedPrompt, handle: Handle, names: TokenNames | None, reader: AnswerReader) -> None:
         self.prompt = prompt
         self.handle = handle
         self.names = names
@@ -208,7 +209,7 @@ class Texts:
     """The texts of one request.
 
     Args:
-        prompts: token ids of each prompt.
+        prompts: the prompts.
         texts: the texts, the same number for each prompt, those of the first prompt first.
         has_text: whether the reply has texts; if not, it has only figures of the prompts.
         enforced: whether tool calls must follow the schemas of all tools.
@@ -219,7 +220,7 @@ class Texts:
     """
 
     def __init__(
-        self, prompts: Sequence[list[int]], texts: Sequence[Text], *, has_text: bool = True, enforced: bool = True
+        self, prompts: Sequence[EncodedPrompt], texts: Sequence[Text], *, has_text: bool = True, enforced: bool = True
     ) -> None:
         self._prompts = prompts
         self.all = texts
@@ -231,7 +232,7 @@ class Texts:
         cls,
         request: SeveralTexts,
         serving: ServingContext,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[EncodedPrompt],
         options: Sequence[Json],
         reader: Callable[[], AnswerReader] = ALL_SAID,
         *,
@@ -243,7 +244,7 @@ class Texts:
         Args:
             request: the client's request.
             serving: the served model.
-            prompts: token ids of each prompt.
+            prompts: the prompts.
             options: for each prompt, the options of its texts, without seeds.
             reader: makes the reader of a text, which separates thinking and tool calls from the rest.
             has_text: as for `Texts`.
@@ -322,7 +323,7 @@ class Texts:
         accepted = sum(text.accepted for text in self.all)
         drafted = sum(text.drafted for text in self.all)
         return Usage(
-            prompt=sum(map(len, self._prompts)),
+            prompt=sum(prompt.length for prompt in self._prompts),
             cached=sum(map(_cached_tokens, prompt_texts)),
             generated=sum(text.generated for text in self.all),
             accepted=accepted,

@@ -40,6 +40,7 @@ NO_THREADS = "thread_unsupported_request"
 _ONE_TIER = "no effect: there is one tier"
 _NOTHING_STORED = "no effect: nothing is stored"
 _FOUND = "no effect: the server finds common prefixes automatically"
+_OWN_SIZE = "no effect: the model's processor decides the size"
 _DIRECT_REPLY = "no effect: the response is returned directly"
 _SEND_INPUT = "nothing is stored; send the conversation as input"
 _OWN_TEMPLATE = "the server's own template is used"
@@ -114,6 +115,7 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
         "function_call": RefusedField("it is deprecated; give tool_calls"),
     },
     "chat.messages.content": {"cache_control": NoEffect(_FOUND), "prompt_cache_breakpoint": NoEffect(_FOUND)},
+    "chat.messages.content.image_url": {"detail": NoEffect(_OWN_SIZE, str)},
     "chat.messages.tool_calls": {"index": NoEffect("streams number their calls, and clients send that back", int)},
     "chat.tools": {"cache_control": NoEffect(_FOUND)},
     "responses": {
@@ -155,6 +157,11 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
     "responses.input.message": {"phase": NoEffect("no effect", str)},
     "responses.input.message.content": {
         "annotations": NoEffect(_TEXT_HAS_ALL),
+        "prompt_cache_breakpoint": NoEffect(_FOUND),
+    },
+    "responses.input.message.content.input_image": {
+        "detail": NoEffect(_OWN_SIZE, str),
+        "file_id": RefusedField("no files are stored; send the image as a data URL"),
         "prompt_cache_breakpoint": NoEffect(_FOUND),
     },
     "responses.input.function_call": {
@@ -203,6 +210,7 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
         "input_examples": RefusedField("give them in the description"),
     },
     "messages.text": {"cache_control": NoEffect(_FOUND), "citations": NoEffect(_TEXT_HAS_ALL)},
+    "messages.image": {"cache_control": NoEffect(_FOUND)},
     "messages.tool_use": {
         "cache_control": NoEffect(_FOUND),
         "caller": _TOOL_CALLER,
@@ -216,7 +224,7 @@ FIELDS: dict[str, dict[str, RefusedField | NoEffect | Clamped]] = {
     "messages.redacted_thinking": {"data": NoEffect("only its writer can read it", str)},
     "tokenize": {
         "chat_template": RefusedField(_OWN_TEMPLATE),
-        "mm_processor_kwargs": RefusedField("the model reads text"),
+        "mm_processor_kwargs": RefusedField("the model's processor has its own values"),
     },
 }
 """Fields that are not simply supported, by API or part of a request, and by name.

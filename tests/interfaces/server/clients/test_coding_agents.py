@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from helpers.image_bytes import encoded
 from helpers.scripted_target import closed_proxy, scripted_server
 
 pytestmark = pytest.mark.slow
@@ -36,6 +38,7 @@ class Agent:
         command: what asks it a question and ends with its answer; the question comes last.
         variables: those of its environment that keep it from asking other machines.
         calls: the calls that read and edit a file, by its path.
+        looks: the call that looks at a picture, by its path.
         asks: what it asks other machines for whatever the variables say, and does without.
     """
 
@@ -43,6 +46,7 @@ class Agent:
     command: Sequence[str]
     variables: dict[str, str]
     calls: Callable[[Path], Sequence[tuple[str, dict[str, object]]]]
+    looks: Callable[[Path], tuple[str, dict[str, object]]]
     asks: frozenset[str] = frozenset()
 
 
@@ -54,6 +58,7 @@ CLAUDE_CODE = Agent(
         ("Read", {"file_path": str(path)}),
         ("Edit", {"file_path": str(path), "old_string": "Goodbye", "new_string": "Hello"}),
     ],
+    lambda path: ("Read", {"file_path": str(path)}),
 )
 CODEX = Agent(
     "codex",
@@ -66,6 +71,7 @@ CODEX = Agent(
         ("exec_command", {"cmd": f"cat {path.name}"}),
         ("exec_command", {"cmd": f"sed -i s/Goodbye/Hello/ {path.name}"}),
     ],
+    lambda path: ("view_image", {"path": str(path)}),
 )
 OPENCODE = Agent(
     "opencode",
@@ -77,6 +83,7 @@ OPENCODE = Agent(
         ("read", {"filePath": str(path)}),
         ("edit", {"filePath": str(path), "oldString": "Goodbye", "newString": "Hello"}),
     ],
+    lambda path: ("read", {"filePath": str(path)}),
     asks=frozenset({"registry.npmjs.org:443"}),  # for the package that its plugins are written with
 )
 AGENTS = {agent.name: agent for agent in (CLAUDE_CODE, CODEX, OPENCODE)}
@@ -131,3 +138,17 @@ def test_an_agent_reads_a_file_edits_it_and_says_so(agent, folder):
     assert path.read_text() == GREETING.replace("Goodbye", "Hello")
     assert "Done: it says Hello." in said
     assert len(bodies) == len(turns)
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_an_agent_looks_at_a_picture(agent, folder):
+    skip_without(agent)
+    path = folder / "picture.png"
+    path.write_bytes(encoded(Image.radial_gradient("L")))
+    tool, arguments = agent.looks(path)
+    turns = [called(tool, **arguments), "I see a circle."]
+    with scripted_server(turns, tool, reads_images=True) as (address, bodies):
+        said = ask(agent, address, "What is in picture.png?", folder)
+    assert "I see a circle." in said
+    assert len(bodies) == len(turns)
+    assert "data:image" in (body := json.dumps(bodies[-1])) or '"media_type": "image' in body

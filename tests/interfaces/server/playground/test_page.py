@@ -5,10 +5,12 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
+import drafttree
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.playground.page import facts_of, make_page
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.verifiers import VERIFIERS
+from helpers.image_folders import image_folder
 from helpers.playground import playground_decoder
 
 FACTS = {
@@ -23,6 +25,7 @@ FACTS = {
     "same_law": True,
     "context": 2048,
     "chats": True,
+    "no_images": None,
     "repeats": True,
     "ties": False,
     "wants_key": False,
@@ -80,7 +83,11 @@ def test_a_verifier_whose_draws_depend_on_drafts_promises_no_same_text():
 def served(verifier: str | None = None, **options) -> str:
     """The page of the embedded model, with a verifier."""
     decoder = playground_decoder(**options).with_verifier(VERIFIERS[verifier] if verifier else None)
-    return " ".join(make_page(**facts_of(decoder, "embedded", wants_key=False))[0].split())
+    return " ".join(make_page(**facts(decoder))[0].split())
+
+
+def facts(decoder, *, wants_key: bool = False, reads_images: bool = False) -> dict:
+    return facts_of(decoder, "embedded", wants_key=wants_key, reads_images=reads_images)
 
 
 def test_the_page_says_what_a_lossless_verifier_keeps():
@@ -118,9 +125,20 @@ def test_the_facts_are_those_of_the_decoder():
     decoder = playground_decoder()
     known = {"model": "embedded", "verifier": "auto", "context": 2048}
     known |= dict.fromkeys(("wants_key", "chats", "repeats"), True)
-    assert facts_of(decoder, "embedded", wants_key=True).items() >= known.items()
-    assert not facts_of(decoder.with_verifier(VERIFIERS["traversal"]), "embedded", wants_key=False)["repeats"]
-    assert facts_of(decoder.plain(), "embedded", wants_key=False)["drafter"] == "none"
+    assert facts(decoder, wants_key=True).items() >= known.items()
+    assert not facts(decoder.with_verifier(VERIFIERS["traversal"]))["repeats"]
+    assert facts(decoder.plain())["drafter"] == "none"
+
+
+def test_images_are_asked_for_where_they_are_read_and_else_it_is_told_why_not(tmp_path, monkeypatch):
+    assert 'id="add"' in changed(no_images=None)
+    assert 'id="add"' not in changed(no_images="It reads none.")
+    assert facts(playground_decoder())["no_images"] == "embedded reads no images."
+    decoder = drafttree.load(image_folder("llava", tmp_path).path, "none")
+    assert facts(decoder, reads_images=True)["no_images"] is None
+    assert "processor" in facts(decoder)["no_images"]
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
+    assert "no chat template" in facts(decoder, reads_images=True)["no_images"]
 
 
 def test_the_server_gives_the_page_with_its_policy_and_no_key():

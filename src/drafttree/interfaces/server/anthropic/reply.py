@@ -1,6 +1,5 @@
 """/v1/messages: the answer of a chat in the form of Anthropic's API."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,7 @@ from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
-from drafttree.interfaces.server.chat import begin_answers
-from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.chat import begin_answers, prompt_of
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError
 from drafttree.interfaces.server.reply import STREAMED, Described, reply, reply_head, warning
@@ -41,12 +39,9 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving, resp
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
-    decoder = serving.decoder
-    chat = await read_request(request.as_chat)
-    template = decoder.tokenizer, serving.dialect, decoder.target.context, serving.control_tokens
-    prompt = await asyncio.to_thread(read_prompt, chat, *template)
+    prompt = await prompt_of(await read_request(request.as_chat), serving)
     response.headers.update(await warning(request, serving))
-    return {"input_tokens": len(prompt)}
+    return {"input_tokens": prompt.length}
 
 
 def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> None:

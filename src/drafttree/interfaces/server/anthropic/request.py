@@ -24,6 +24,8 @@ from drafttree.interfaces.server.request import (
     ChatRequest,
     FunctionDefinition,
     FunctionName,
+    ImageAddress,
+    ImagePart,
     LeftOut,
     Parameters,
     ToolList,
@@ -42,8 +44,36 @@ class TextBlock(fields_of("messages.text")):
     text: str
 
 
+class Base64Source(RequestModel):
+    """The file of an image."""
+
+    type: Literal["base64"]
+    media_type: str | None = None
+    data: str
+
+
+class UrlSource(RequestModel):
+    """The address of an image."""
+
+    type: Literal["url"]
+    url: ImageAddress
+
+
+class ImageBlock(ImagePart, fields_of("messages.image")):
+    """An image."""
+
+    type: Literal["image"]
+    file: Annotated[Base64Source | UrlSource, Field(alias="source"), by_type("a source")]
+
+    @property
+    def source(self) -> dict[str, str]:
+        if isinstance(self.file, UrlSource):
+            return {"type": "image", "url": self.file.url}
+        return {"type": "image", "base64": self.file.data}
+
+
 TextBlocks = Annotated[ListOf[Annotated[TextBlock, by_type("a block")]], or_text()]
-ReturnedBlocks = Annotated[ListOf[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
+ReturnedBlocks = Annotated[ListOf[Annotated[TextBlock | ImageBlock | Unserved, by_type("a block")]], or_text()]
 
 
 def _as_text(call_input: Any) -> Any:
@@ -109,7 +139,7 @@ def _check_block_type(block: Any, info: ValidationInfo) -> Any:
 
 
 Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | Unserved,
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | Unserved,
     by_type("a block"),
     BeforeValidator(_check_block_type),
 ]
@@ -131,26 +161,26 @@ class Turn(ConversationTurn):
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages of a chat for this turn: each result of a tool is a message of its own."""
-        texts: list[TextBlock | Unserved] = []
+        content_blocks: list[TextBlock | ImageBlock | Unserved] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for block in self.content:
             match block:
-                case TextBlock() | Unserved():
-                    texts.append(block)
+                case TextBlock() | ImageBlock() | Unserved():
+                    content_blocks.append(block)
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
                     function = {"name": block.name, "arguments": block.input}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
-                    if texts:
-                        yield {"role": self.role, "content": texts}
-                        texts = []
+                    if content_blocks:
+                        yield {"role": self.role, "content": content_blocks}
+                        content_blocks = []
                     yield {"role": "tool", "content": block.content, "tool_call_id": block.tool_use_id}
-        if texts or self.role == "assistant":
+        if content_blocks or self.role == "assistant":
             extra_fields = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
-            yield {"role": self.role, "content": texts, **extra_fields}
+            yield {"role": self.role, "content": content_blocks, **extra_fields}
 
 
 def _check_type(schema: Schema, info: ValidationInfo) -> Schema:

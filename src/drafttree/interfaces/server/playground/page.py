@@ -15,13 +15,14 @@ from drafttree.loading import policy_spec
 from drafttree.loading.names import PartNames
 
 
-def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]:
+def facts_of(decoder: Decoder, model: str, *, wants_key: bool, reads_images: bool) -> dict[str, Any]:
     """The facts that the page needs.
 
     Args:
         decoder: the served decoder.
         model: the model's name.
         wants_key: whether requests need a key.
+        reads_images: whether requests may have images.
     """
     names = PartNames.of(decoder)
     verifier = decoder.verifier
@@ -38,6 +39,7 @@ def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]
         "same_law": verifier is None or verifier.lossless,  # with and without drafts, even of a lossy target
         "context": decoder.target.context,
         "chats": bool(getattr(decoder.tokenizer, "chat_template", None)),
+        "no_images": _why_no_images(decoder, model, reads_images=reads_images),
         "repeats": verifier is None or is_text_of_seed(verifier),  # whether the text is the same without drafts
         "ties": not keeps_text(decoder.target),  # whether rounding may decide between the two best tokens
         "wants_key": wants_key,
@@ -53,6 +55,17 @@ def make_page(**facts: Any) -> tuple[str, str]:
     script = _hashes(html, "script")
     rules = f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:"
     return html, f"{rules}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def _why_no_images(decoder: Decoder, model: str, *, reads_images: bool) -> str | None:
+    """Why the page takes no images, as a sentence; None if it does."""
+    if getattr(decoder.target, "image_token", None) is None:
+        return f"{model} reads no images."
+    if not reads_images:
+        return f"The processor for the images of {model} could not be loaded; the server's log says why."
+    if not getattr(decoder.tokenizer, "chat_template", None):
+        return f"{model} has no chat template, and images need one."
+    return None
 
 
 def _hashes(html: str, tag: str) -> str:

@@ -12,13 +12,16 @@ const KINDS = { drafted: "with speculation", plain: "plain decoding" };
 const NOTICED = 1.05; // times as fast, or as slow, that a single run of each can show
 const NO_ANSWER = "The server does not answer. Is drafttree serve still running?";
 const LOST = "The connection was lost before the text was finished.";
+const LARGEST_SIDE = 2048; // pixels of an image that is sent; larger ones are made smaller
+const SENT_AS_THEY_ARE = ["image/png", "image/jpeg"]; // others are drawn anew, so that an animation becomes its first picture
 
-const state = { text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, plays: 0, runs: {} };
+const state = { images: [], adding: Promise.resolve(), text: null, messages: [], round: -1, chosen: 0, nodes: [], shown: [], show: 0, playing: false, plays: 0, runs: {} };
 
-// A text that is being written, or was.
+// A text that is being written, or was. Texts with the same key were asked for in the same words.
 function newText(asked) {
+  const { speculate, ...same } = asked;
   return {
-    asked, rounds: [], pieces: [], words: { ...facts, strings: [] }, whole: "", tokens: 0, passes: 0, drafted: 0, accepted: 0,
+    asked, key: JSON.stringify(same), rounds: [], pieces: [], words: { ...facts, strings: [] }, whole: "", tokens: 0, passes: 0, drafted: 0, accepted: 0,
     seconds: 0, end: null, stopped: false, abort: new AbortController(),
   };
 }
@@ -37,7 +40,13 @@ function readForm() {
     seed: at("seed").value === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : number("seed"), stop: stop ? [stop] : [],
   };
   if (!chats()) return { ...asked, prompt: at("prompt").value };
-  return { ...asked, messages: [...state.messages, { role: "user", content: at("prompt").value }] };
+  return { ...asked, messages: [...state.messages, { role: "user", content: newContent(at("prompt").value) }] };
+}
+
+// The content of the next message: its images, then its text.
+function newContent(text) {
+  if (!state.images.length) return text;
+  return [...state.images.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
 }
 
 async function* readEvents(response) {
@@ -103,6 +112,7 @@ function takeRound(text, { text: pieces, seconds, round, strings, passes, reason
 }
 
 async function run(...speculations) {
+  await state.adding;
   if (isRunning() || !at("form").reportValidity()) return;
   const asked = readForm();
   for (const speculate of speculations) {
@@ -112,6 +122,8 @@ async function run(...speculations) {
   state.messages = [...asked.messages, { role: "assistant", content: state.text.whole.trim() }];
   at("prompt").value = "";
   at("anew").hidden = false;
+  state.images = [];
+  showImages();
 }
 
 function complain(message) {
@@ -123,6 +135,84 @@ function stop() {
   if (isRunning()) state.text.abort.abort();
 }
 
+// ---- images ---------------------------------------------------------------------------------------------------------
+
+// Attaches files to the next message, one call after the other.
+function add(files) {
+  const list = [...files]; // the browser empties its own when the event is over
+  if (facts.no_images) complain(`${facts.no_images} Ask with text alone.`);
+  else state.adding = state.adding.then(() => attach(list));
+}
+
+async function attach(files) {
+  complain("");
+  for (const file of files) {
+    try {
+      state.images.push({ name: file.name || "image", url: await readImage(file) });
+    } catch {
+      complain(`${file.name || "This file"} is no image that this browser can read.`);
+    }
+  }
+  at("form").elements.mode.value = "chat";
+  changeForm();
+  showImages();
+}
+
+// The data URL of an image that is not larger than what is sent.
+async function readImage(file) {
+  const bitmap = await createImageBitmap(file);
+  const scale = Math.min(1, LARGEST_SIDE / Math.max(bitmap.width, bitmap.height));
+  if (scale === 1 && SENT_AS_THEY_ARE.includes(file.type)) return dataUrl(file);
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(scale * bitmap.width));
+  canvas.height = Math.max(1, Math.round(scale * bitmap.height));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL(file.type === "image/jpeg" ? "image/jpeg" : "image/png", 0.92);
+}
+
+function dataUrl(file) {
+  return new Promise((done, fail) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => fail(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+function showImages() {
+  if (facts.no_images) return;
+  fill(at("images"), ...state.images.map(({ name, url }, place) => {
+    const remove = make("button", { type: "button", "aria-label": `Remove ${name}` }, "×");
+    remove.addEventListener("click", () => removeImage(place));
+    return make("li", {}, make("img", { src: url, alt: name }), remove);
+  }));
+}
+
+function removeImage(place) {
+  state.images.splice(place, 1);
+  showImages();
+  const buttons = at("images").querySelectorAll("button");
+  (buttons[Math.min(place, buttons.length - 1)] ?? at("add")).focus();
+}
+
+const hasFiles = (transfer) => [...(transfer?.types ?? [])].includes("Files");
+
+function onDrag(event) {
+  if (!hasFiles(event.dataTransfer)) return;
+  event.preventDefault(); // else the browser leaves the page for the file
+  at("form").classList.toggle("dropping", event.type === "dragover" && !facts.no_images);
+  if (event.type === "drop") add(event.dataTransfer.files);
+}
+
+// Text is pasted as text, also where the clipboard has a picture of it.
+function onPaste(event) {
+  if (!hasFiles(event.clipboardData) || event.clipboardData.types.includes("text/plain")) return;
+  event.preventDefault();
+  add(event.clipboardData.files);
+}
+
 // ---- the text -------------------------------------------------------------------------------------------------------
 
 function begin(text) {
@@ -130,15 +220,17 @@ function begin(text) {
   play(false);
   state.round = -1;
   const answer = make("span", { id: "answer" }, make("span", { class: "caret", id: "caret" }));
-  const turn = (role, name, content) => make("div", { class: `turn ${role}` }, make("span", { class: "who" }, name), content);
+  const turn = (role, name, ...content) => make("div", { class: `turn ${role}` }, make("span", { class: "who" }, name), ...content);
   if (text.asked.messages) {
     const said = text.asked.messages.map(({ role, content }) => (
-      turn(role, role === "user" ? "You" : facts.model, make("span", {}, content))));
+      turn(role, role === "user" ? "You" : facts.model, ...shownContent(content))));
     fill(at("text"), ...said, turn("assistant", facts.model, answer));
   } else {
     fill(at("text"), make("span", { class: "prompt" }, text.asked.prompt), answer);
   }
-  at("text").scrollTop = at("text").scrollHeight;
+  const toEnd = () => { at("text").scrollTop = at("text").scrollHeight; };
+  for (const image of at("text").querySelectorAll("img")) image.addEventListener("load", toEnd); // it has no height before
+  toEnd();
   at("text").setAttribute("aria-busy", "true");
   if (at("text").getBoundingClientRect().top > innerHeight - 120) at("text").scrollIntoView({ block: "center" });
   at("status").textContent = text.asked.speculate ? "writing ..." : "writing, without speculation ...";
@@ -148,6 +240,14 @@ function begin(text) {
   drawStrip(at("strip"), [], show);
   showFigures(text);
   follow(text);
+}
+
+function shownContent(content) {
+  if (typeof content === "string") return [make("span", {}, content)];
+  const urls = content.filter((part) => part.type === "image_url").map((part) => part.image_url.url);
+  const images = urls.map((src, place) => make("img", { src, alt: `Image ${place + 1} of this message` }));
+  const texts = content.filter((part) => part.type === "text").map((part) => make("span", {}, part.text));
+  return [make("div", { class: "shown" }, ...images), ...texts];
 }
 
 function writePieces(text, pieces) {
@@ -188,15 +288,9 @@ function markText() {
 const speedOf = (text) => (text.end ? text.end.figures.decoding_tokens_per_second : text.tokens / text.seconds);
 const digits = (number, places) => (Number.isFinite(number) ? number.toFixed(places) : "–");
 
-// Texts that may be compared: they were asked for in the same words.
-function keyOf(text) {
-  const { speculate, ...asked } = text.asked;
-  return JSON.stringify(asked);
-}
-
 // A text, and the one that was asked for in the same words with drafts where it has none, or without.
 function runsOf(text) {
-  const alike = Object.entries(state.runs).filter(([, other]) => keyOf(other) === keyOf(text));
+  const alike = Object.entries(state.runs).filter(([, other]) => other.key === text.key);
   return { ...Object.fromEntries(alike), [text.asked.speculate ? "drafted" : "plain"]: text };
 }
 
@@ -432,6 +526,7 @@ function changeForm() {
   const message = chats();
   at("prompt-name").textContent = message ? "Message" : "Prompt";
   at("anew").hidden = !message || !state.messages.length;
+  if (!facts.no_images) at("images").hidden = !message;
   if (facts.drafter === "none") return;
   at("as-served").disabled = !at("speculate").checked;
   at("policy").textContent = at("as-served").checked ? facts.served_policy : facts.policy;
@@ -444,6 +539,12 @@ function start() {
   on("compare", "click", () => run(false, true));
   on("cancel", "click", stop);
   on("anew", "click", () => { state.messages = []; changeForm(); at("prompt").focus(); });
+  if (!facts.no_images) {
+    on("add", "click", () => at("files").click());
+    on("files", "change", () => { add(at("files").files); at("files").value = ""; });
+  }
+  for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, onDrag);
+  document.addEventListener("paste", onPaste);
   on("slider", "input", (event) => show(Number(event.target.value) - 1));
   on("previous", "click", () => show(state.round - 1));
   on("next", "click", () => show(state.round + 1));

@@ -56,7 +56,12 @@ class RoundsRequest(PromptOrMessages, SamplingFields):
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
-    facts = facts_of(serving.decoder, serving.settings.model_name, wants_key=bool(serving.settings.api_keys))
+    facts = facts_of(
+        serving.decoder,
+        serving.settings.model_name,
+        wants_key=bool(serving.settings.api_keys),
+        reads_images=serving.images.are_read,
+    )
     html, policy = make_page(**facts)
     return HTMLResponse(html, headers={"Content-Security-Policy": policy, "Cache-Control": "no-store"})
 

@@ -31,6 +31,8 @@ from drafttree.interfaces.server.request import (
     CustomInput,
     FunctionDefinition,
     FunctionName,
+    ImageAddress,
+    ImagePart,
     LeftOut,
     Mode,
     OtherForm,
@@ -47,15 +49,26 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class TextPart(fields_of("responses.input.message.content")):
-    """A part of a message or of a function's output; only text is served."""
+    """A text in a message, or in a function's output."""
 
     type: Literal["input_text", "output_text"]
     text: str
     logprobs: object = None
 
 
+class InputImage(ImagePart, fields_of("responses.input.message.content.input_image")):
+    """An image in a message, or in a function's output."""
+
+    type: Literal["input_image"]
+    image_url: ImageAddress
+
+    @property
+    def source(self) -> dict[str, str]:
+        return {"type": "image", "url": self.image_url}
+
+
 Parts = Annotated[
-    ListOf[Annotated[TextPart | Refusal | Unserved, by_type("a content part")]],
+    ListOf[Annotated[TextPart | InputImage | Refusal | Unserved, by_type("a content part")]],
     or_text(lambda text: [{"type": "input_text", "text": text}]),
 ]
 
