@@ -1,11 +1,13 @@
 """Images of users: decoded within limits, refused by name before memory is filled."""
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from drafttree.core.errors import InputError
-from drafttree.images.image_file import ImageLimits, check_image, decode_image, read_image
+from drafttree.images.image_file import MOST_ASPECT, ImageLimits, check_image, decode_image, read_file
 from helpers.image_bytes import bomb, encoded
 
 LIMITS = ImageLimits(bytes=100_000, pixels=10_000)
@@ -20,7 +22,7 @@ def test_the_pixels_are_those_of_the_file():
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
 def test_every_mode_becomes_rgb(mode):
-    form = "TIFF" if mode == "CMYK" else "PNG"
+    form = "JPEG" if mode == "CMYK" else "PNG"
     image = Image.fromarray(PIXELS).convert(mode)
     assert decode_image(encoded(image, form), LIMITS, "image 1").mode == "RGB"
 
@@ -35,7 +37,7 @@ def test_an_image_is_turned_as_its_camera_says():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "image 1 is no image that can be read; send PNG, JPEG, WebP or GIF"),
+        (b"", "image 1 is no image that can be read; send PNG, JPEG, WebP, GIF or BMP"),
         (b"<svg></svg>", "image 1 is no image that can be read"),
         (encoded(Image.fromarray(PIXELS))[:200], "image 1 is damaged or cut"),
         (encoded(Image.fromarray(PIXELS), "JPEG")[:-100], "image 1 is damaged or cut"),
@@ -69,9 +71,36 @@ def test_an_image_of_pillow_has_the_same_limits():
 def test_a_file_is_read_by_its_path(tmp_path):
     file = tmp_path / "a.png"
     file.write_bytes(encoded(Image.fromarray(PIXELS)))
-    assert read_image(file, LIMITS, "image 1").size == (30, 20)
+    assert read_file(file, LIMITS, "image 1") == file.read_bytes()
     with pytest.raises(InputError, match="image 1 cannot be read: No such file"):
-        read_image(tmp_path / "b.png", LIMITS, "image 1")
+        read_file(tmp_path / "b.png", LIMITS, "image 1")
     file.write_bytes(b"\0" * 100_001)
     with pytest.raises(InputError, match="image 1 has 100,001 bytes"):
-        read_image(file, LIMITS, "image 1")
+        read_file(file, LIMITS, "image 1")
+
+
+@pytest.mark.parametrize("form", ["TIFF", "ICO", "EPS", "PCX"])
+def test_formats_that_run_programs_or_hide_their_size_are_not_read(form):
+    with pytest.raises(InputError, match="image 1 is no image that can be read"):
+        decode_image(encoded(Image.fromarray(PIXELS), form), LIMITS, "image 1")
+
+
+def test_an_image_that_is_much_longer_than_wide_is_refused():
+    decode_image(encoded(Image.new("L", (1, MOST_ASPECT))), LIMITS, "image 1")
+    with pytest.raises(InputError, match="image 1 has 101 x 1 pixels; one side may be at most 100 times the other"):
+        decode_image(encoded(Image.new("L", (MOST_ASPECT + 1, 1))), LIMITS, "image 1")
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_second_frame_that_is_cut_is_no_traceback(cut):
+    frames = [Image.new("L", (40, 40), value) for value in (0, 90)]
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    with pytest.raises(InputError, match="image 1"):
+        decode_image(content[:-cut], LIMITS, "image 1")
+
+
+def test_a_closed_image_is_refused():
+    image = Image.open(io.BytesIO(encoded(Image.fromarray(PIXELS))))
+    image.close()
+    with pytest.raises(InputError, match="image 1 is damaged or cut"):
+        check_image(image, LIMITS, "image 1")

@@ -51,7 +51,9 @@ _STORED = "every request keeps its own KV cache on the model's device; leave it 
 _ENCODER = "its processor compares every text with the prompt of its row; leave it out"
 _NEGATIVE = "guidance needs a second pass per token, of another prompt; leave it out"
 _HIDDEN = "outputs of the layers are not kept; run the model on the finished text"
-_TOKENS = "give the prompt first, as text, token ids or all that a tokenizer returns: generate(tokenizer(text))"
+_TOKENS = (
+    "give the prompt first, as text, token ids or what a tokenizer or processor returns: generate(tokenizer(text))"
+)
 _BEAMS_ONLY = "applies only to beam search"
 _ASSISTANT = "sets up transformers' own speculation"
 _SPEED = "says how transformers runs the model, not what it writes"

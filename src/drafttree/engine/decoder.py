@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self, Unpack, overload
+from typing import Any, Protocol, Self, Unpack, cast, overload
 
 from transformers import LogitsProcessorList, PreTrainedModel
 
@@ -46,7 +46,7 @@ from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
-from drafttree.text.chat import image_parts, is_conversation
+from drafttree.text.chat import Message, image_parts, is_conversation, without_images
 from drafttree.text.control_tokens import START
 from drafttree.text.detokenizer import Detokenizer
 from drafttree.text.prompt import Prompt, check_room, encode, is_batch
@@ -538,12 +538,18 @@ class Decoder:
         if isinstance(prompt, EncodedPrompt):
             return prompt
         sanitize = options.get("sanitize_control_tokens", False)
-        prepared_images = self._read_images(prompt)
-        expand = partial(prepared_images.expand, mark=START if sanitize else None) if prepared_images else None
         vocab = self.target.vocab_size
-        tokens = encode(prompt, self.tokenizer, vocab, self.target.context, sanitize=sanitize, expand=expand)
-        images = prepared_images.of_tokens(tokens) if prepared_images else self._images(prompt, tokens)
-        return EncodedPrompt(tokens, images)
+        if prepared_images := self._read_images(prompt):
+            messages = without_images(cast(Sequence[Message], prompt))
+            tokens = encode(
+                *(messages, self.tokenizer, vocab, self.target.context),
+                sanitize=sanitize,
+                placeholders=prepared_images.placeholders,
+                expand=partial(prepared_images.expand, mark=START),
+            )
+            return EncodedPrompt(tokens, prepared_images.of_tokens(tokens))
+        tokens = encode(prompt, self.tokenizer, vocab, self.target.context, sanitize=sanitize)
+        return EncodedPrompt(tokens, self._images(prompt, tokens))
 
     def _check_prompt(self, encoded: EncodedPrompt, options: RequestOptions) -> None:
         """Check that a prompt works with the options of its text, and leaves room for it."""

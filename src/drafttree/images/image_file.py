@@ -1,6 +1,7 @@
 """Decodes images that users send, within limits that are checked before memory is filled."""
 
 import io
+import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,12 @@ from drafttree.core.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ANIMATED = {"GIF", "PNG", "WEBP", "AVIF"}
-"""Formats whose frames are an animation. Frames of others are pages, or the copies in photos of telephones (MPO)."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats that are read. Others run programs (EPS), or hold larger images than their headers say (TIFF, ICO, ICNS)."""
+ANIMATED = {"GIF", "PNG", "WEBP"}
+"""Formats whose frames are an animation. Those of a JPEG are smaller copies (MPO), as telephones write them."""
+MOST_ASPECT = 100
+"""The most times that an image may be as long as wide, since processors enlarge the shorter side."""
 
 
 @dataclass(frozen=True)
@@ -37,59 +42,77 @@ def decode_image(content: bytes, limits: ImageLimits, name: str) -> "Image":
         name: names the image in errors.
 
     Raises:
-        InputError: the file is too large, no image that Pillow can read, animated, damaged or cut, or has too many
-            pixels.
+        InputError: the file is too large, of a format that is not read, animated, damaged or cut, or its image has too
+            many pixels or is too long.
         ConfigError: Pillow is not installed.
     """
     pillow = _pillow()
-    if len(content) > limits.bytes:
-        raise InputError(f"{name} has {len(content):,} bytes; at most {limits.bytes:,} are read")
+    check_bytes(len(content), limits, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.Image.DecompressionBombWarning)  # the limit below is ours
-            image = pillow.Image.open(io.BytesIO(content))
+            image = pillow.Image.open(io.BytesIO(content), formats=FORMATS)
     except pillow.Image.DecompressionBombError:
         raise InputError(f"{name} has more than {limits.pixels:,} pixels; make it smaller") from None
-    except (pillow.UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{name} is no image that can be read; send PNG, JPEG, WebP or GIF") from error
-    return _checked(image, limits, name)
+    except Exception as error:  # decoders raise errors of many kinds for damaged files
+        raise InputError(f"{name} is no image that can be read; send PNG, JPEG, WebP, GIF or BMP") from error
+    return check_image(image, limits, name)
 
 
 def check_image(image: "Image", limits: ImageLimits, name: str) -> "Image":
     """An image of Pillow as RGB, turned as its EXIF orientation says; errors are those of `decode_image`."""
-    return _checked(image, limits, name)
-
-
-def read_image(path: str | Path, limits: ImageLimits, name: str) -> "Image":
-    """Decode the file at a path.
-
-    Raises:
-        InputError: there is no such file, or an error of `decode_image`.
-    """
-    file = Path(path)
-    try:
-        size = file.stat().st_size
-        if size > limits.bytes:
-            raise InputError(f"{name} has {size:,} bytes; at most {limits.bytes:,} are read")
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error} ({str(path)!r})") from error
-    return decode_image(content, limits, name)
-
-
-def _checked(image: Any, limits: ImageLimits, name: str) -> "Image":
     pillow = _pillow()
     width, height = image.size
     if width * height > limits.pixels:
         raise InputError(
             f"{name} has {width} x {height} pixels; at most {limits.pixels:,} are read, so make it smaller"
         )
-    if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
-        raise InputError(f"{name} is animated ({image.n_frames} frames); send one frame")
+    if max(width, height) > MOST_ASPECT * min(width, height):
+        raise InputError(f"{name} has {width} x {height} pixels; one side may be at most {MOST_ASPECT} times the other")
     try:
-        return pillow.ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, MemoryError) as error:
+        frames = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
+        converted_image = pillow.ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # as above
         raise InputError(f"{name} is damaged or cut: {error}") from error
+    if frames > 1:
+        raise InputError(f"{name} is animated ({frames} frames); send one frame")
+    return converted_image
+
+
+def check_bytes(size: int, limits: ImageLimits, name: str) -> None:
+    """Refuse a file that is too large.
+
+    Raises:
+        InputError: it has too many bytes.
+    """
+    if size > limits.bytes:
+        raise InputError(f"{name} has {size:,} bytes; at most {limits.bytes:,} are read")
+
+
+def read_file(path: Path, limits: ImageLimits, name: str) -> bytes:
+    """The content of an image's file.
+
+    Raises:
+        InputError: there is no such file, or it is too large.
+    """
+    content = b""
+    try:
+        status = path.stat()
+        is_file = stat.S_ISREG(status.st_mode)  # devices have no size, and pipes may not answer
+        if is_file and status.st_size <= limits.bytes:
+            content = path.read_bytes()
+    except (OSError, ValueError) as error:  # the latter for names that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{name} cannot be read: {reason} ({str(path)!a})") from error
+    if not is_file:
+        raise InputError(f"{name} is no file ({str(path)!r})")
+    check_bytes(status.st_size, limits, name)
+    return content
+
+
+def is_pillow_image(value: object) -> bool:
+    """Whether a value is an image of Pillow."""
+    return isinstance(value, _pillow().Image.Image)
 
 
 def _pillow() -> Any:

@@ -40,6 +40,14 @@ class ImageProcessor:
         self.image_word: str = processor.tokenizer.convert_ids_to_tokens(image_token)
         self._processor = processor
 
+    def count_tokens(self, images: Sequence["Image"]) -> int | None:
+        """The tokens that stand for images in a prompt, without preparing them; None if the processor does not tell."""
+        try:
+            sizes = [(image.height, image.width) for image in images]
+            return sum(self._processor._get_num_multimodal_tokens(image_sizes=sizes).num_image_tokens)
+        except (AttributeError, TypeError, ValueError, KeyError):  # not every processor has this method
+            return None
+
     def prepare(self, images: Sequence["Image"]) -> "PreparedImages":
         """Prepare images, in their order in the prompt.
 
@@ -56,7 +64,7 @@ class ImageProcessor:
                 return_tensors="pt",
                 return_text_replacement_offsets=True,
             )
-        except (ValueError, RuntimeError, TypeError) as error:
+        except (ValueError, RuntimeError, TypeError, MemoryError) as error:
             raise InputError(f"the model's processor cannot read the images: {error}") from error
         replacements = [offset["replacement"] for offset in prepared[OFFSETS][0]]
         return PreparedImages(self, prepared, replacements, [*map(_digest, images)])
@@ -85,16 +93,21 @@ class PreparedImages:
         self._digests = digests
 
     @property
+    def placeholders(self) -> tuple[str, str]:
+        """The tokens that stand for an image before and after its tokens take their place, as they are spelled."""
+        return self._processor.placeholder, self._processor.image_word
+
+    @property
     def size_in_bytes(self) -> int:
         """The memory of the model's inputs."""
         return sum(map(attrgetter("nbytes"), tensors_in(dict(self._prepared))))
 
-    def expand(self, text: str, mark: str | None = None) -> str:
+    def expand(self, text: str, mark: str) -> str:
         """Put the tokens of all images into a text that has a placeholder for each.
 
         Args:
             text: the text of the prompt.
-            mark: a placeholder behind this text is plain text, and stays as it is; None for none.
+            mark: a placeholder behind this text is plain text, and stays as it is.
 
         Raises:
             InputError: the text has another number of placeholders than there are images.
@@ -102,7 +115,7 @@ class PreparedImages:
         placeholder = self._processor.placeholder
         pieces = [""]
         for index, piece in enumerate(text.split(placeholder)):
-            if index and mark and pieces[-1].endswith(mark):
+            if index and pieces[-1].endswith(mark):
                 pieces[-1] += placeholder + piece
             elif index:
                 pieces.append(piece)

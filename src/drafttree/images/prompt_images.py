@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from drafttree.core.errors import InputError
@@ -36,6 +37,21 @@ def media_inputs(prompt: object) -> dict[str, Any] | None:
     if unread_input := next(filter(UNREAD.search, (*inputs, *encoded)), None):
         raise InputError(f"{unread_input} is not supported: prompts have text and images, no audio or video")
     return inputs if encoded or any("pixel" in name or "image" in name for name in inputs) else None
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """An input of a model as a tensor, if a processor has returned it as an array or a list.
+
+    Raises:
+        InputError: its entries have different sizes, or are no numbers.
+    """
+    if not isinstance(value, np.ndarray | list | tuple) or any(True for _ in tensors_in(value)):
+        return value
+    try:
+        tensor = torch.as_tensor(np.asarray(value))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name} is no array; call the processor with return_tensors='pt'") from error
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -76,14 +92,14 @@ class PromptImages:
             image_token: the token id that stands for a part of an image.
 
         Raises:
-            InputError: the prompt has no placeholder.
+            InputError: the prompt has no placeholder, or an input is no tensor and cannot become one.
         """
         indices = [index for index, token in enumerate(tokens) if token == image_token]
         if not indices:
             raise InputError(
                 f"the prompt has inputs for images, but no image token ({image_token}); render it with the processor"
             )
-        image_inputs = {name: value for name, value in inputs.items() if name not in TOKEN_INPUTS}
+        image_inputs = {name: _tensor(name, value) for name, value in inputs.items() if name not in TOKEN_INPUTS}
         digest = hashlib.blake2b(digest_size=32)
         for name, value in sorted(image_inputs.items()):
             digest.update(name.encode())

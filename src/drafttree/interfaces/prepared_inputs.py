@@ -78,7 +78,7 @@ def image_inputs(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> dict[str
     if images and (positions := model_kwargs.get("position_ids")) is not None and positions.ndim > 2:
         images["position_ids"] = positions  # of the images, whose sizes `generate` passes no more
     if images and len(input_ids) > 1:
-        raise refusal(f"{min(images)} with several prompts", "call generate once per prompt")
+        raise refusal("images with several prompts", "call generate once per prompt")
     return images
 
 

@@ -270,7 +270,7 @@ class _DecoderSpec(NamedTuple):
             *(target_model, drafter, policy, self.strategy.verifier, tokenizer, eos, defaults),
             learned=learned_state,
             parts=part_finder,
-            image_reader=load_images and ImageReader(load_images, fetch=Fetcher()),
+            image_reader=load_images and ImageReader(load_images, target_model.context, fetcher=Fetcher()),
         )
 
 

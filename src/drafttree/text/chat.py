@@ -307,6 +307,17 @@ def image_parts(messages: Any) -> list[tuple[int, Mapping[str, Any]]]:
     return images
 
 
+def without_images(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a conversation with `IMAGE_MARK` in the place of each image."""
+    marked_messages = list[Message]()
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple) and any(map(is_image_part, content)):
+            message = {**message, "content": [*map(_template_part, content)]}
+        marked_messages.append(message)
+    return marked_messages
+
+
 def _is_text_part(content_part: object) -> bool:
     if not isinstance(content_part, Mapping) or content_part.get("type") != "text":
         return False

@@ -195,6 +195,21 @@ def control_tokens(tokenizer: Any, further_text: str = "") -> ControlTokens:
     return _cached(tokenizer, _control_tokens(tokenizer, f"{template}\n{further_text}"), frozenset(looked_for))
 
 
+def placeholder_tokens(tokenizer: Any, placeholders: Iterable[str]) -> ControlTokens | None:
+    """The means to keep placeholders of images plain text where messages spell them.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        placeholders: the tokens that stand for images, as they are spelled.
+
+    Returns:
+        None if there are none, or the tokenizer is not one of the `tokenizers` library.
+    """
+    if not placeholders or not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+        return None
+    return _cached(tokenizer, frozenset(placeholders), frozenset())
+
+
 _cached = lru_cache(maxsize=4)(ControlTokens)
 
 

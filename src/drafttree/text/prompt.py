@@ -7,7 +7,7 @@ from typing import Any, cast
 from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
 from drafttree.text.chat import Expand, Message, is_conversation, render_chat
-from drafttree.text.control_tokens import control_tokens
+from drafttree.text.control_tokens import control_tokens, placeholder_tokens
 from drafttree.text.prompt_length import check_characters
 
 MOST_TOKENS = 2**31 - 1
@@ -30,6 +30,7 @@ def encode(
     context: int | None = None,
     *,
     sanitize: bool = False,
+    placeholders: Sequence[str] = (),
     expand: Expand | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt.
@@ -41,6 +42,7 @@ def encode(
         context: the most tokens of the target; None for no limit. A text that is too long whatever its tokens are is
             not tokenised.
         sanitize: keep control tokens in the messages of a conversation plain text.
+        placeholders: tokens that stand for images, which messages may spell as plain text in any case.
         expand: as for `render_chat`.
 
     Raises:
@@ -51,7 +53,7 @@ def encode(
     if sanitize and not is_conversation(prompt):
         raise InputError("sanitize_control_tokens applies only to conversations; leave it out for a prompt")
     if is_conversation(prompt):
-        sanitizer = control_tokens(tokenizer) if sanitize else None
+        sanitizer = control_tokens(tokenizer) if sanitize else placeholder_tokens(tokenizer, placeholders)
         messages = cast(Sequence[Message], sanitizer.kept(prompt) if sanitizer else prompt)
         prompt = render_chat(messages, tokenizer, context, 1, sanitizer, str, expand)
     if isinstance(prompt, str):

@@ -71,7 +71,7 @@ def test_what_is_no_image_is_refused_by_its_path(folder):
     (folder / "notes.txt").write_text("no image")
     with pytest.raises(InputError, match=r"^notes\.txt is no image that can be read; send PNG"):
         ImageFile.read(Path("notes.txt"))
-    with pytest.raises(InputError, match=r"^gone\.png cannot be read: No such file or directory$"):
+    with pytest.raises(InputError, match=r"^gone\.png cannot be read: No such file or directory"):
         ImageFile.read(Path("gone.png"))
-    with pytest.raises(InputError, match=r"cannot be read: Is a directory$"):
+    with pytest.raises(InputError, match=r"is no file \("):
         ImageFile.read(folder)

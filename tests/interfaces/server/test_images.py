@@ -1,5 +1,6 @@
 """Images in requests: each API reads them as Python does, and refuses by name what cannot be read."""
 
+import asyncio
 import base64
 import re
 import threading
@@ -16,7 +17,7 @@ from drafttree.images.fetching import Fetcher
 from drafttree.interfaces.server import images
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.chat_prompt import without_tool_images
-from drafttree.interfaces.server.images import THREADS
+from drafttree.interfaces.server.images import FETCHED_AT_ONCE
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.interfaces.server.unsupported_fields import FIELDS
 from helpers.image_bytes import bomb, encoded
@@ -119,24 +120,52 @@ def test_clients_can_tell_that_the_model_reads_images(client):
     assert card["input_modalities"] == ["text", "image"]
 
 
-def test_slow_hosts_do_not_hold_texts(decoder, monkeypatch):
-    """More images are being fetched than there are threads, and a text is written meanwhile."""
+def test_a_placeholder_that_a_message_spells_is_text(client, folder):
+    spelled = [say(url_part(data_url()), text("what is an <image> token?"))]
+    tokens = client.post("/tokenize", json={"messages": spelled}).json()["tokens"]
+    placeholder = folder.processor.tokenizer.convert_tokens_to_ids("<image>")
+    plain = [say(url_part(data_url()), text("what is a token?"))]
+    plain_tokens = client.post("/tokenize", json={"messages": plain}).json()["tokens"]
+    assert tokens.count(placeholder) == plain_tokens.count(placeholder)
+    assert "<image> token?" in folder.processor.tokenizer.decode(tokens)
+    assert answered(client, messages=spelled)["choices"]
+
+
+def test_a_server_may_read_no_images(decoder):
+    with TestClient(create_app(decoder, ServerSettings("eyes", max_images=0))) as client:
+        assert client.get("/v1/models").json()["data"][0]["input_modalities"] == ["text"]
+        assert "not served" in refused(client, url_part(data_url()))["message"]
+
+
+def test_images_that_exceed_the_context_are_refused_before_they_are_prepared(decoder, folder, monkeypatch):
+    monkeypatch.setattr(type(folder.processor), "__call__", lambda *_, **__: pytest.fail("it was prepared"))
+    with TestClient(create_app(decoder, ServerSettings("eyes"))) as client:
+        error = refused(client, *[url_part(data_url(Image.new("L", (1, 1))))] * 60)
+    assert re.search(
+        r"the 60 images of the prompt have [\d,]+ tokens, and the model's context has 512", error["message"]
+    )
+
+
+def test_slow_hosts_do_not_hold_texts_and_other_images(decoder, monkeypatch):
+    """More images are being fetched than may be, and texts with and without images are written meanwhile."""
     may_answer = threading.Event()
     asked = threading.Semaphore(0)
 
-    def fetch(self: Fetcher, url: str, limits, name: str) -> bytes:
+    async def fetch(self: Fetcher, url: str, limits, name: str) -> bytes:
         asked.release()
-        assert may_answer.wait(60)
+        while not may_answer.is_set():
+            await asyncio.sleep(0.01)
         return encoded(PICTURE)
 
-    monkeypatch.setattr(Fetcher, "__call__", fetch)
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
     settings = ServerSettings("eyes", image_hosts=("*",))
-    with TestClient(create_app(decoder, settings)) as client, ThreadPoolExecutor(2 * THREADS) as pool:
+    with TestClient(create_app(decoder, settings)) as client, ThreadPoolExecutor(2 * FETCHED_AT_ONCE) as pool:
         messages = [say(url_part(ADDRESS), text(QUESTION))]
-        replies = [pool.submit(answered, client, messages=messages) for _ in range(2 * THREADS)]
-        for _ in range(THREADS):
+        replies = [pool.submit(answered, client, messages=messages) for _ in range(2 * FETCHED_AT_ONCE)]
+        for _ in range(FETCHED_AT_ONCE):
             assert asked.acquire(timeout=60)
         assert answered(client, messages=[say(text(QUESTION))])["choices"]
+        assert answered(client, messages=[say(url_part(data_url()), text(QUESTION))])["choices"]
         may_answer.set()
         texts = {reply.result()["choices"][0]["message"]["content"] for reply in replies}
     assert len(texts) == 1
@@ -255,6 +284,7 @@ def test_a_model_that_reads_images_still_shows_a_text_for_other_parts(client):
             [url_part(data_url()), url_part("data:image/png;base64,a*b")],
             r"image 2 \(in message 1\) is not valid",
         ),
+        ([url_part("data:image/png;base64,é")], r"image 1 \(in message 1\) is not valid base64"),
         ([url_part("/etc/passwd")], "this is no URL of an image; send a data URL"),
         ([url_part("file:///etc/passwd")], "this is no URL of an image; send a data URL"),
         ([url_part(ADDRESS)], "image 1 .* is an address, and none is fetched; send the image as a data URL"),
@@ -264,7 +294,6 @@ def test_a_model_that_reads_images_still_shows_a_text_for_other_parts(client):
             "image 1 .* has .*pixels",
         ),
         ([url_part(data_url(PICTURE.resize((130, 100))))] * 2, "more than 20,000 pixels together"),
-        ([url_part(data_url()), text("<image>")], r"the prompt has 2 image tokens \(<image>\) for 1 images"),
         ([{"type": "image_url", "image_url": data_url()}], "image_url"),
         ([{"type": "image_url", "image_url": {"url": data_url(), "sise": 3}}], "there is no such field"),
     ],
@@ -296,11 +325,11 @@ def test_fields_of_images_have_no_effect_or_are_refused_as_the_table_says(client
 
 
 def test_addresses_are_fetched_from_allowed_hosts_alone(decoder, folder, monkeypatch):
-    def fetch(self: Fetcher, url: str, limits, name: str) -> bytes:
+    async def fetch(self: Fetcher, url: str, limits, name: str) -> bytes:
         assert "pictures.example" in self.hosts
         return encoded(PICTURE)
 
-    monkeypatch.setattr(Fetcher, "__call__", fetch)
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
     settings = ServerSettings("eyes", image_hosts=("pictures.example",))
     with TestClient(create_app(decoder, settings)) as client:
         chat = answered(client, messages=[say(url_part(ADDRESS), text(QUESTION))])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drafttree.core.errors import InputError
-from drafttree.images.image_file import ImageLimits, decode_image
+from drafttree.images.image_file import ImageLimits, decode_image, read_file
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -37,12 +37,7 @@ class ImageFile(NamedTuple):
             ConfigError: Pillow is not installed.
         """
         limits = ImageLimits()
-        try:
-            if path.stat().st_size > limits.bytes:
-                raise InputError(f"{path} has more than {limits.bytes:,} bytes, which are the most that are read")
-            content = path.read_bytes()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        content = read_file(path, limits, path.name)
         return cls(path, content, decode_image(content, limits, str(path)).size)
 
     @property

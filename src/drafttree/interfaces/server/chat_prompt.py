@@ -17,7 +17,7 @@ from drafttree.interfaces.server.errors import ServerError, blaming
 from drafttree.interfaces.server.request import ChatRequest, CustomCall, ImagePart, Message, Tool, ToolCallParam
 from drafttree.interfaces.server.written_json import WrittenArguments
 from drafttree.text.chat import IMAGE_MARK, as_parts, as_text, is_image_part, render_chat, shows_images
-from drafttree.text.control_tokens import START, ControlTokens
+from drafttree.text.control_tokens import START, ControlTokens, placeholder_tokens
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
@@ -62,6 +62,8 @@ def read_prompt(
         ServerError: `chat_template_kwargs` has a name that is not a template's variable, the template does not support
             `reasoning_effort`, or `render_chat` cannot render the messages.
     """
+    if images:
+        control_tokens = control_tokens or placeholder_tokens(tokenizer, images.placeholders)
     form = ShownMessages(dialect, control_tokens)
     variables = _variables(request, dialect, form)
     messages = shown_messages = [form.message(message) for message in request.messages]
@@ -70,7 +72,7 @@ def read_prompt(
     first_number = 1 - len(shown_messages) + len(messages)
     if images and not (dialect.native and shows_images(tokenizer, "tool")):
         shown_messages = without_tool_images(shown_messages)
-    expand = partial(images.expand, mark=START if control_tokens else None) if images else None
+    expand = partial(images.expand, mark=START) if images else None
     with blaming(request.called("messages")):
         tokens = render_chat(
             *(shown_messages, tokenizer, context, first_number, control_tokens, form.arguments.restored, expand),

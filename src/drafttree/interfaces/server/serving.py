@@ -165,7 +165,9 @@ class ServingContext:
             audit=audit,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
-        self.images = ServedImages(decoder, settings.max_images, settings.max_pixels, settings.image_hosts)
+        self.images = ServedImages(
+            decoder, self.admission, settings.max_images, settings.max_pixels, settings.image_hosts
+        )
         model = ServedModel(reads_images=self.images.are_read)
         self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes, model)
 

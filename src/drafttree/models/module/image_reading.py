@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from drafttree.core.errors import InputError, ModelError
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.module.hidden_states import capturing
@@ -24,6 +25,8 @@ from drafttree.models.module.probe import REDUCED_TOLERANCE, relative_gap, toler
 from drafttree.models.quantization.quantized_linear import quantized_layers
 from drafttree.models.segment import Segment
 
+MOST_REASON = 300
+"""The most characters of torch's error in ours."""
 ROPE_DELTAS = "rope_deltas"
 """The attribute in which models with positions in several dimensions keep how far those of a text are from its rows."""
 
@@ -96,8 +99,10 @@ def _last_logits(module: PreTrainedModel, arguments: Mapping[str, Any], scored: 
     try:
         inputs: dict[str, Any] = prepare(**arguments)
         return module(**inputs | {"logits_to_keep": scored}).logits[0, -1]
-    except ValueError as error:
-        reason = " ".join(str(error).split())
+    except (ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:MOST_REASON]
         raise InputError(f"{type(module).__name__} cannot read the images of the prompt: {reason}") from error
 
 
