@@ -130,8 +130,9 @@ def test_a_loop_that_runs_in_the_callers_thread_does_not_matter(host):
     ],
 )
 def test_what_is_not_allowed_is_refused_by_name(host, path, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refusal:
         fetched(f"{host}{path}", **options)
+    assert str(refusal.value).count("image 1") == 1
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class Fetcher:
                     if isinstance(content, bytes):
                         return content
                     url = urljoin(url, content)
+        except InputError:
+            raise
         except TimeoutError:
             raise InputError(f"{name} cannot be fetched within {self.seconds:g} seconds") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:  # ValueError: no address at all
