@@ -94,8 +94,8 @@ def test_numbers_and_lists_of_numpy_and_torch_are_those_of_python(decoder):
 def test_what_a_tokenizer_returns_is_the_prompt_and_no_options(decoder, call):
     inputs = decoder.tokenizer("It was", return_tensors="pt")
     assert told(ConfigError, getattr(decoder, call), **inputs) == (
-        "tree drafting does not support input_ids; give the prompt first, as text, token ids or all that a tokenizer "
-        "returns: generate(tokenizer(text))"
+        "tree drafting does not support input_ids; give the prompt first, as text, token ids or what a tokenizer or "
+        "processor returns: generate(tokenizer(text))"
     )
     expected = decoder.generate("It was", max_new_tokens=4).tokens
     assert decoder.generate(inputs, max_new_tokens=4).tokens == expected

@@ -14,25 +14,15 @@ from drafttree_lab.bench.images import (
     ImageRace,
     ImageShape,
 )
+from lab_helpers.image_shapes import SMALL
 from testing.command_line import complaint, run
 
 
 @pytest.fixture
 def small(monkeypatch) -> ImageShape:
     """A shape of few layers, under the name of a larger one."""
-
-    def config():
-        made = SHAPES_BEFORE["smolvlm-256m"].config()
-        made.text_config.num_hidden_layers = 2
-        made.vision_config.num_hidden_layers = 1
-        return made
-
-    shape = ImageShape(config, 64, SHAPES_BEFORE["smolvlm-256m"].inputs)
-    monkeypatch.setitem(SHAPES, "smolvlm-256m", shape)
-    return shape
-
-
-SHAPES_BEFORE = dict(SHAPES)
+    monkeypatch.setitem(SHAPES, "smolvlm-256m", SMALL)
+    return SMALL
 
 
 def test_both_programs_have_the_same_model_and_prompt(small):

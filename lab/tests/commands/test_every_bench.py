@@ -10,9 +10,10 @@ import torch
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.pretrained import load_model, load_tokenizer
-from drafttree_lab.bench import loading, memory, micro, serve
+from drafttree_lab.bench import images, loading, memory, micro, serve
 from drafttree_lab.commands import bench
 from drafttree_lab.peers.gguf_file import write_gguf
+from lab_helpers.image_shapes import SMALL
 from testing.command_line import run
 from testing.held_server import held_server
 
@@ -25,6 +26,7 @@ MICRO = ["--vocab", "30", "--nodes", "2", "--hidden", 8, "--repeats", 1, "--tree
 BENCHES = {
     "acceptance": [*SHORT, *DRAWN],
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
+    "images": ["--images", "1", "--dtype", "float32", "--repeats", 2, "--max-new-tokens", 2],
     "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
     "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],
     "loading": ["embedded-draft"],
@@ -47,6 +49,7 @@ def small(monkeypatch):
     taken = seconds | {f"{name}_bytes": size for name, size in sizes.items()}
     monkeypatch.setattr(loading, "measure_loading", lambda *_: taken)
     monkeypatch.setattr(micro, "WARM_UP", 1)
+    monkeypatch.setitem(images.SHAPES, "smolvlm-256m", SMALL)
     with held_server() as held:
         monkeypatch.setattr(serve, "_served", lambda arguments: nullcontext(held.address))
         yield

@@ -20,6 +20,7 @@ UNFINISHED = {
     "certify": [*GIVEN, *SHORT],
     "bench acceptance": GIVEN,
     "bench batch": ["--batches", "1", *SHORT[2:4]],
+    "bench images": ["--images", "1"],
     "bench loading": ["embedded-draft"],
     "bench memory": [*GIVEN, *SHORT[2:]],
     "bench methods": [*GIVEN, *SHORT, "--repeats", 1],
@@ -30,8 +31,8 @@ UNFINISHED = {
     "replay map": ["--limit", 1, "--out", "{out}"],
 }
 """Every command with `--minutes`, and arguments by which it takes longer than no time."""
-SLOW = dict.fromkeys(["replay run", "replay map"], pytest.mark.slow)
-"""They load a target of their own; `lab/tests/commands/test_replay.py` ends a replay for its time, quickly."""
+SLOW = dict.fromkeys(["replay run", "replay map", "bench images"], pytest.mark.slow)
+"""They load or make a target of their own; `lab/tests/commands/test_replay.py` ends a replay for its time, quickly."""
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import parse_numbers
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, progress
-from drafttree.measure.interval import Interval
 
 if TYPE_CHECKING:
     from drafttree import Decoder
@@ -117,9 +116,10 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text.")] = 32,
     repeats: Annotated[int, typer.Option(min=2, help="Runs of each prompt.")] = 5,
 ) -> None:
-    """Measure the reading of prompts with images beside transformers, and plain decoding behind them.
+    """Measure the reading of prompts with images beside transformers.
 
-    The model has true sizes and random weights. transformers has the model to itself.
+    Also measures plain decoding behind them. The model has true sizes and random weights. transformers has a copy to
+    itself.
     """
     if shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
@@ -231,6 +231,8 @@ def _rows(
     cells: Sequence["Cell"], sizes: Mapping[str, int], way: str, base: str, ratio: str, unit: float
 ) -> list[dict[str, Any]]:
     """A row for each prompt: the medians of two ways, and how much faster the first one is."""
+    from drafttree.measure.interval import Interval
+
     rows = list[dict[str, Any]]()
     for count, size in sizes.items():
         seconds = dict[str, list[float]]()
