@@ -156,6 +156,63 @@ def complaint_of(*arguments):
 
 
 @pytest.mark.usefixtures("quick_target")
+def test_a_drafter_that_does_not_fit_a_role_ends_its_own_row_alone(tmp_path):
+    command = ["replay", "talon/1", "--as", "SD=lookup", *TINY, "--out", tmp_path / "out"]
+    shown = run(*command, "--json")
+    assert shown.exit_code == 3
+    reason = "assisted generation takes a language model as its drafter, and 'lookup' is none; name one with --as"
+    told, *_, ending = shown.stderr.splitlines()
+    assert told == f"drafttree: not run: SD: {reason}"
+    assert ending == "drafttree: not everything is done; the results above give the reasons"
+    (result,) = json.loads(shown.stdout)["results"]
+    assert result["done"] == result["tasks"] == 3
+    assert result["missing"]["SD"] == reason
+    assert {"EAGLE-3", "TALON", "OPT-Tree"} <= {entry["method"] for entry in result["entries"] if entry["measured"]}
+    assert "lookup" not in (tmp_path / "out" / RUNS).read_text()
+
+
+def test_where_no_row_is_left_the_drafter_is_refused_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(replay_run, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    command = ["replay", "talon/1", "--target", tmp_path, "--as", "SD=lookup", "--out", tmp_path / "out"]
+    assert "SD: assisted generation takes a language model as its drafter" in complaint(capsys, *command)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_what_is_not_done_is_told_by_the_code(tmp_path, monkeypatch):
+    ended = []
+
+    def fail(self, task):
+        ended.append(task)
+        return "it is broken" if len(ended) > 1 else None
+
+    monkeypatch.setattr(replay_run.Runner, "_difference", fail)
+    shown = run("replay", "talon/1", *TINY, "--out", tmp_path / "out")
+    assert shown.exit_code == 3
+    assert "2 of 3 turns done" in shown.stdout
+    assert "drafttree: not everything is done; the results above give the reasons" in shown.stderr
+
+
+def test_the_list_counts_only_runs_that_can_run_and_times_a_pass_of_a_target_on_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(replay_run.ReplayTarget, "pass_seconds", 0.25)
+    roles = ["--as", "EAGLE-3=lookup", "--as", "SD=lookup"]
+    command = ["replay", "list", "talon/1", "--limit", 100, "--target", tmp_path, *roles]
+    shown = run(*command, "--json")
+    (row,) = json.loads(shown.stdout)["results"]
+    prompts = 16 + 16 + 80  # as many as ship
+    ways = 4  # plain decoding, EAGLE-3's tree, OPT-Tree and TALON; lookup cannot assist transformers' generate
+    assert row["runs"] == prompts * ways
+    assert row["minutes"] == pytest.approx(prompts * ways * 128 * 0.25 / 60)
+    assert "minutes are guessed at 250 ms per token, a pass of the target in float32" in shown.stderr
+
+
+def test_the_list_downloads_no_target(monkeypatch):
+    monkeypatch.setattr(replay_run, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    shown = run("replay", "list", "talon/1", "--target", "no-one/none", "--as", "EAGLE-3=lookup")
+    assert "minutes are guessed at 100 tokens per second, since the target is not on this machine" in shown.stderr
+
+
+@pytest.mark.usefixtures("quick_target")
 def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
     shown = run("replay", "talon/1", *TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
     assert shown.exit_code == 3

@@ -1,7 +1,7 @@
 """What the terminal shows of a replay."""
 
-from drafttree_lab.commands.replay import cell, list_rows, show_list, show_replay
-from drafttree_lab.replay.inputs import find_roles
+from drafttree_lab.commands.replay import Plan, cell, list_rows, show_list, show_replay
+from drafttree_lab.replay.inputs import PromptTexts, find_roles
 from drafttree_lab.replay.judge import Judgement, Verdict
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.plan import Experiment, Sizes, plan
@@ -42,6 +42,7 @@ def test_a_number_stands_before_the_papers_and_a_speedup_beside_r():
     assert cell(entry(published=None)) == "2.00"
     assert cell(entry(by_law=Value(2.25, 2.0, 2.5, 3))) == "2.00, R 2.25 (3.5)"
     assert cell(entry(measured=None, by_law=Value(2.25, 2.0, 2.5, 3))) == "R 2.25 (3.5)"
+    assert cell(entry(ties=1)) == "2.00~ (3.5)"
 
 
 def test_a_speed_that_was_counted_and_not_timed_is_shown_with_its_law(capsys):
@@ -98,7 +99,7 @@ def test_without_claims_none_are_counted(capsys):
 def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):
     roles, sizes = find_roles(["talon"], "embedded", {}), Sizes(limit=2, max_new_tokens=3000)
     planned: list[Experiment] = [plan("talon", name, *roles, sizes) for name in ("fig1", "1")]
-    show_list(list_rows(planned, 2, 1))
+    show_list(list_rows(Plan(planned, PromptTexts({}, {}, {}), *roles, sizes), 1, 0.01))
     header, schematic, table = capsys.readouterr().out.splitlines()
     assert header.split() == ["result", "title", "runs", "minutes", "not", "replayed"]
     assert schematic.split()[0] == "talon/fig1"

@@ -1,4 +1,4 @@
-"""Claims are corrected for their number, over all results together, and each datum counts once."""
+"""Claims are corrected for their number, over all results of a paper, and each datum counts once."""
 
 from dataclasses import replace
 
@@ -46,19 +46,35 @@ def test_claims_that_can_be_judged_are_counted_of_all_papers():
     assert max(counted, timed) < len(claims) < counted + timed  # those on speed are judged in both ways
 
 
-def test_claims_of_all_results_are_corrected_together(summary, monkeypatch):
+def test_claims_of_all_results_of_a_paper_are_corrected_together(summary, monkeypatch):
     monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 4)
-    results = [summary("one/1", 0.012), summary("two/1", 0.02)]
+    results = [summary("one/1", 0.012), summary("one/2", 0.02)]
     # Holm for four: 4 * 0.012 = 0.048, 3 * 0.02 = 0.06
     assert outcomes(correct_claims(results)) == [["reproduced"], ["undecided"]]
     # together with a third claim that is surer, the second is less of a burden: 4 * 0.001, 3 * 0.012, 2 * 0.02
-    results.append(summary("three/1", 0.001))
+    results.append(summary("one/3", 0.001))
     assert outcomes(correct_claims(results)) == [["reproduced"]] * 3
+
+
+def test_each_paper_is_a_family_and_the_joint_figure_stands_beside(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 10 * len(papers))
+    found = correct_claims([summary("one/1", 0.004), summary("two/1", 0.002), summary("three/1", 0.01)])
+    own = [each.verdicts[0].by_counts for each in found]
+    assert [(each.outcome, each.claims) for each in own] == [("reproduced", 10), ("reproduced", 10), ("undecided", 10)]
+    # jointly 30 claims: 30 * 0.002, 29 * 0.004, 28 * 0.01
+    assert [each.joint for each in own] == pytest.approx([0.116, 0.06, 0.28])
+    assert own[0].said == "x; p is 0.04 with Holm's correction for 10 claims of the paper, 0.12 for 30 of all papers"
+
+
+def test_a_single_paper_has_no_joint_figure(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 10 * len(papers))
+    (found,) = correct_claims([summary("one/1", 0.004)])
+    assert (found.verdicts[0].by_counts.joint, found.verdicts[0].by_counts.said) == (None, "x")
 
 
 def test_of_claims_on_one_datum_the_first_counts_and_the_others_point_to_it(summary, monkeypatch):
     monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 3)
-    results = [summary("one/1", (0.02, "same"), 0.024), summary("two/1", (0.02, "same"))]
+    results = [summary("one/1", (0.02, "same"), 0.024), summary("one/2", (0.02, "same"))]
     # two are counted: 2 * 0.02 and 0.024; three would take 3 * 0.02
     first, second = correct_claims(results)
     assert outcomes([first, second]) == [["reproduced", "reproduced"], ["reproduced"]]
@@ -81,8 +97,9 @@ def test_a_paper_from_outside_is_a_family_of_its_own(summary, monkeypatch):
     monkeypatch.setattr(judge, "outside_file", lambda name: name == "mine" or None)
     results = [summary("one/1", 0.002), summary("two/1", 0.002), summary("mine/1", 0.004)]
     found = correct_claims(results)
-    assert [each.verdicts[0].by_counts.claims for each in found] == [20, 20, 10]
-    assert outcomes(found) == [["reproduced"], ["reproduced"], ["reproduced"]]  # 0.004 times 20 would be undecided
+    own = [each.verdicts[0].by_counts for each in found]
+    assert [each.claims for each in own] == [10, 10, 10]
+    assert [each.joint for each in own] == [pytest.approx(0.04), pytest.approx(0.04), None]
 
 
 def test_times_and_counts_are_corrected_apart(summary, monkeypatch):

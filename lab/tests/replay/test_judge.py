@@ -1,6 +1,7 @@
 """Judgements on claims whose values by prompt are given."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from scipy import stats
 
 from drafttree_lab.replay.intervals import Jackknife
-from drafttree_lab.replay.judge import AGREEMENT, COSTS, Evidence, Judgement, correct, count_outcomes, judge
+from drafttree_lab.replay.judge import AGREEMENT, COSTS, Correction, Evidence, Judgement, correct, count_outcomes, judge
 from drafttree_lab.replay.paper import Bound, Comparison, Order, Trend
 
 ABOUT = {"id": "x", "text": "it is so", "line": 1, "metric": "tau"}
@@ -57,9 +58,9 @@ def test_an_undecided_claim_tells_how_many_prompts_would_decide():
     assert found.outcome == "undecided"
     # as often as the root of the prompts has to grow, by the normal law, for p to be 0.05 / 20
     share = (stats.norm.isf(0.0025 / 2) / stats.norm.isf(found.p / 2)) ** 2
-    assert correct(found, 1.0, 20).needed == int(np.ceil(PROMPTS * share))
+    assert correct(found, Correction(1.0, 20)).needed == int(np.ceil(PROMPTS * share))
     same = judged(comparison(), {"a": [2.0] * PROMPTS, "b": [2.0] * PROMPTS})
-    assert correct(same, 1.0, 20).needed is None
+    assert correct(same, Correction(1.0, 20)).needed is None
 
 
 def test_where_more_prompts_would_not_decide_the_cause_is_named():
@@ -68,10 +69,10 @@ def test_where_more_prompts_would_not_decide_the_cause_is_named():
     found = judged(comparison(), values, moved=moved, moved_freedom=9)
     alone = 2 * stats.t.sf(np.log(found.estimate) / np.log(1.04), 9)  # the error of the agreement alone
     assert found.floors[AGREEMENT] == pytest.approx(alone)
-    taken = correct(found, 1.0, 100)
+    taken = correct(found, Correction(1.0, 100))
     assert (taken.outcome, taken.needed) == ("undecided", None)
     assert taken.said.endswith(f"more prompts alone would not decide it, as it is not known well enough {AGREEMENT}")
-    few = correct(found, 1.0, 2)  # at 0.05 / 2 they would
+    few = correct(found, Correction(1.0, 2))  # at 0.05 / 2 they would
     assert few.needed is not None
     assert AGREEMENT not in few.said
 
@@ -128,6 +129,9 @@ def test_pairs_that_are_not_decided_widen_the_interval_of_an_order():
     found = judged(Order(**ABOUT, kind="order", methods=["a", "b", "c"]), values)
     assert (found.low, found.high) == pytest.approx((1 / 3, 1.0))
     assert found.outcome == "undecided"
+    assert re.fullmatch(
+        r"Kendall's tau [\d.]+ \[0\.33, 1\.00\]; undecided: b / c [\d.]+ \[0\.\d\d, 1\.\d\d\]", found.said
+    )
 
 
 def test_a_trend_compares_the_last_value_of_the_axis_with_the_first():
@@ -166,13 +170,21 @@ def test_a_claim_that_hangs_on_an_open_number_is_left_open_where_others_differ()
 
 def test_the_correction_takes_back_what_it_does_not_bear():
     found = Judgement("reproduced", "1.20 [1.01, 1.43]", 1.2, 1.01, 1.43, 0.03, 12, reason="tau decides")
-    assert correct(found, 0.04, 16) == replace(found, claims=16)
-    taken = correct(found, 0.3, 16)
+    assert correct(found, Correction(0.04, 16)) == replace(found, claims=16)
+    taken = correct(found, Correction(0.3, 16))
     assert (taken.outcome, taken.reason) == ("undecided", None)
     assert taken.said == "1.20 [1.01, 1.43]; p is 0.30 with Holm's correction for 16 claims"
     # at p = 0.3 for 0.03 the level is 0.05 / 10, whose quantile of the normal law is 2.81, over 2.17 of p
     assert taken.needed == int(np.ceil(12 * (stats.norm.isf(0.0025) / stats.norm.isf(0.015)) ** 2))
-    assert correct(Judgement("undecided", "x", p=0.5, prompts=12), 1.0, 16).said == "x"
+    assert correct(Judgement("undecided", "x", p=0.5, prompts=12), Correction(1.0, 16)).said == "x"
+
+
+def test_the_joint_figure_stands_beside_the_papers_and_decides_nothing():
+    found = Judgement("reproduced", "1.06 [1.02, 1.10]", 1.06, 1.02, 1.10, 0.002, 20)
+    kept = correct(found, Correction(0.036, 18), Correction(0.16, 82))
+    assert (kept.outcome, kept.joint) == ("reproduced", 0.16)
+    said = "1.06 [1.02, 1.10]; p is 0.04 with Holm's correction for 18 claims of the paper, 0.16 for 82 of all papers"
+    assert kept.said == said
 
 
 def drawn_of(values, jackknife, factors):
@@ -203,7 +215,7 @@ def test_a_claim_that_flips_within_the_costs_that_the_paper_allows_is_undecided(
     found = judged(comparison(), values, drawn=drawn_of(values, jackknife, np.linspace(0.7, 1.4, 201)))
     assert judged(comparison(), values).outcome == "reproduced"
     assert (found.outcome, found.p, found.floors[COSTS]) == ("undecided", 1.0, 1.0)
-    told = correct(found, 1.0, 10)
+    told = correct(found, Correction(1.0, 10))
     assert told.needed is None  # more prompts make no cost of the paper's surer
     assert told.said.endswith(COSTS)
 

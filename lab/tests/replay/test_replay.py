@@ -11,6 +11,7 @@ import pytest
 from drafttree.errors import ModelError
 from drafttree.measure import json_lines
 from drafttree.measure.json_lines import UnwritableError
+from drafttree.measure.reference import Difference
 from drafttree.measure.run_store import RUNS, RunStore
 from drafttree.policies import Chain, DynaTree
 from drafttree.verifiers import RRSw
@@ -26,8 +27,9 @@ def store(folder, **options):
     return RunStore(folder, {"command": "replay"}, partial=True, **options)
 
 
-def run_replay(planned, prompts, make_decoder, measure, store, *, timed=True, **options):
-    return run.run_replay(planned, Runner(make_decoder, measure, prompts, store, timed=timed), **options)
+def run_replay(planned, prompts, make_decoder, measure, store, *, timed=True, compare=lambda *_: None, **options):
+    runner = Runner(make_decoder, measure, prompts, store, timed=timed, compare=compare)
+    return run.run_replay(planned, runner, **options)
 
 
 def no_measure(task, ids):
@@ -116,6 +118,35 @@ def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path
         (found,) = run_replay([experiment], prompts, make, no_measure, kept)
         assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
         assert (found.done, found.tasks) == (1, 10)
+
+
+@pytest.mark.parametrize(("gap", "done"), [(0.5, 10), (0.7, 1)])
+def test_a_text_that_differs_by_a_tie_is_counted_and_marked(experiment, prompts, make_decoder, tmp_path, gap, done):
+    def make(method):
+        if method.drafter is None:
+            return toy_decoder(ToyModel(TARGET.blurred(3.0)), None, method.policy)
+        return make_decoder(method)
+
+    compared = []
+
+    def compare(setting, prompt, expected, got):
+        compared.append((setting.set, tuple(prompt), tuple(expected), tuple(got)))
+        return Difference(3, 1, 2, gap, 0.1)  # six units of rounding are a tie
+
+    for _ in range(2):  # a second command reads the ties in what is kept
+        options = {"timed": False, "compare": compare}
+        (found,) = run_replay([experiment], prompts, make, no_measure, store(tmp_path), **options)
+        assert found.done == done
+    taus = {(entry.method, entry.set): entry for entry in found.entries if entry.metric == "tau"}
+    if done == 1:
+        assert found.notes[0].endswith("than AR after prompt 0 of a, and not by a tie: token 3, gap 0.7")
+        return
+    assert len(compared) == sum(entry.ties for entry in taus.values())  # each once
+    assert all(expected != got for _, _, expected, got in compared)
+    assert found.notes[0].startswith("~ texts that differ from AR's by a tie, which rounding decides (chain: ")
+    assert "the widest gap is 0.5, 5.0 units of rounding); they are counted" in found.notes[0]
+    assert taus["chain", "a"].ties > 0
+    assert found.verdicts[0].by_counts.prompts == 10
 
 
 def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_decoder, tmp_path):

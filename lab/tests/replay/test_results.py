@@ -109,6 +109,13 @@ def test_where_some_texts_loop_verdicts_without_them_are_added(experiment):
         assert len(found.not_looping) == count
 
 
+def test_a_table_of_gains_over_a_named_method_has_none_over_another(experiment):
+    result = experiment.result.model_copy(update={"metrics": ["gain"], "over": {"tree": "chain"}})
+    cells = measured(replace(experiment, result=result), texts(experiment))
+    found = summarise(cells, end_reason=None, done=1, tasks=1)
+    assert {entry.method for entry in found.entries} == {"tree"}
+
+
 def test_values_are_those_of_the_chosen_target_where_it_has_any(experiment):
     small = published(["a"], [2.0]).model_copy(update={"model": "small"})
     blocks = [published(["a", "b"], [3.0, 4.0]), small]

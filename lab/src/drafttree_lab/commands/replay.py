@@ -2,9 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.core.errors import ConfigError, DraftTreeError, InputError, ModelError
 from drafttree.interfaces.cli.command_help import HelpCommand
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
-from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.cli.options import AsJson, Device, ExactText, Seed, Target
+from drafttree.interfaces.cli.results import UNFINISHED, ResultOptions
 from drafttree.interfaces.console import make_console, make_table, print_json, progress
 from drafttree.measure.shapes import SHAPES, find_shape
 from drafttree_lab.commands.replay_map import Roles, map_
@@ -28,7 +28,7 @@ from drafttree_lab.replay.paper import CONTEXTS
 if TYPE_CHECKING:
     from drafttree_lab.replay.inputs import PromptTexts
     from drafttree_lab.replay.judge import Verdict
-    from drafttree_lab.replay.plan import Experiment, Sizes
+    from drafttree_lab.replay.plan import Block, Experiment, ReplayMethod, Sizes
     from drafttree_lab.replay.results import Entry, ResultSummary
     from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner
 
@@ -36,7 +36,7 @@ FOLDER = Path("build/replay")
 RUN = "run"
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "left open": "yellow"}
 PACE = 100.0
-"""Assumed tokens per second, to guess minutes before anything has run."""
+"""Assumed tokens per second of a target that is not loaded to guess minutes."""
 RESULTS = ResultOptions(out=FOLDER)
 
 
@@ -60,6 +60,8 @@ class PlanOptions:
         typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the target of each result."),
     ] = None
     data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None
+    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = "float32"
+    device: Device = "auto"
 
     def sizes(self, **prompt_options: Any) -> "Sizes":
         """How much is run.
@@ -111,8 +113,7 @@ class RunOptions:
     ] = "published"
     chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False
     seed: Seed = 0
-    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = "float32"
-    device: Device = "auto"
+    exact_text: ExactText = False
 
     def sizes(self, options: PlanOptions) -> "Sizes":
         """How much is run of a plan."""
@@ -160,7 +161,69 @@ class Plan:
     @property
     def turns(self) -> int:
         """The turns of one repeat."""
-        return sum(len(experiment.blocks) for experiment in self.experiments) * self.sizes.limit
+        return sum(self.prompts(experiment, block) for experiment in self.experiments for block in experiment.blocks)
+
+    def prompts(self, experiment: "Experiment", block: "Block") -> int:
+        """The number of prompts on which a block is run."""
+        texts = self.texts.texts.get((experiment.paper, block.setting.set))
+        count = self.sizes.limit if texts is None else len(texts)
+        return min(count, experiment.most_prompts or count)
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """By method whose role has a drafter that cannot draft for it, the reason."""
+        from drafttree_lab.replay.paper_files import read_paper
+
+        reasons: dict[str, str] = {}
+        for experiment in self.experiments:
+            methods = read_paper(experiment.paper).methods
+            names = [name for name in experiment.missing if name in methods and methods[name].role in self.drafters]
+            reasons |= {name: experiment.missing[name] for name in names}
+        return reasons
+
+    def check_drafters(self, target: str) -> None:
+        """Refuse drafters that draft for no target of this kind, before weights are read.
+
+        Raises:
+            ModelError: there is no such drafter, or it cannot draft for this target.
+        """
+        from drafttree.loading import parse_drafter
+        from drafttree.loading.targets import parse_target
+
+        for drafter in self.unproven_drafters:
+            try:
+                parse_drafter(drafter).check(parse_target(target))
+            except DraftTreeError as error:
+                raise ModelError(f"the drafter {drafter!r} cannot draft for {target!r}: {error}") from error
+
+    def with_loaded_drafters(self, target: "ReplayTarget") -> "Plan":
+        """The plan without the ways whose drafters, now loaded, cannot be used for them.
+
+        Raises:
+            ModelError: a drafter cannot be loaded, or does not fit the target; nothing has been run or written.
+        """
+        for drafter in self.unproven_drafters:
+            target.load_drafter(drafter)
+        return self.without_unfit(target.refusal)
+
+    def without_unfit(self, refusal: "Callable[[ReplayMethod], str | None]") -> "Plan":
+        """The plan without the ways that are refused, which are told on standard error.
+
+        Args:
+            refusal: as for `leave_out`.
+
+        Raises:
+            ConfigError: no way that drafts is left.
+        """
+        from drafttree_lab.replay.plan import clauses, leave_out
+
+        plan = replace(self, experiments=[leave_out(experiment, refusal) for experiment in self.experiments])
+        reasons = {name: reason for name, reason in plan.unfit.items() if name not in self.unfit}
+        if reasons and not any(experiment.blocks for experiment in plan.experiments):
+            raise ConfigError("; ".join(clauses(reasons)))
+        for clause in clauses(reasons):
+            print(f"drafttree: not run: {clause}", file=sys.stderr)
+        return plan
 
 
 class Replays(TyperGroup):
@@ -200,10 +263,12 @@ def run(
     passes, tau (1 + h0) / (v + c delta + h), at the costs of --cost.
 
     The word "run" may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 1 if every
-    turn failed, 3 if the time ran out first.
+    turn failed, 3 if something else is not done.
     """
     if running.inflate:
         find_shape(running.inflate)
+        if running.exact_text:
+            raise ConfigError("--exact-text does not work with --inflate; leave out one of them")
 
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
@@ -217,7 +282,10 @@ def run(
     if not (names := what or user_papers):
         raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
     plan = _plan(names, options, drafters_by_role, running.sizes(options))
-    target = ReplayTarget(options.target, running.dtype, running.device, running.inflate)
+    plan.check_drafters(options.target)
+    plan = plan.without_unfit(partial(_unassisting, find_files=True))
+    target = ReplayTarget(options.target, options.dtype, options.device, running.inflate, exact_text=running.exact_text)
+    plan = plan.with_loaded_drafters(target)
     out = results.out or FOLDER
     runner, fits = _prepare(plan, target, running, out, results.minutes)
     command = shlex.join(["drafttree", *sys.argv[1:]])
@@ -244,16 +312,25 @@ def run(
         results.finish(runner.store, {"results": list(map(asdict, corrected))}, lambda: show_replay(corrected))
     if runner.ended and not any(summary.done for summary in summaries):
         raise typer.Exit(1)
+    if plan.unfit or any(summary.done < summary.tasks for summary in summaries):
+        print("drafttree: not everything is done; the results above give the reasons", file=sys.stderr)
+        raise typer.Exit(UNFINISHED)
+
+
+def _unassisting(method: "ReplayMethod", *, find_files: bool) -> str | None:
+    """Why transformers' assisted generation cannot take the drafter of a method; None if it can."""
+    from drafttree_lab.replay.assisted import told_unassisting
+    from drafttree_lab.replay.plan import cannot_assist
+
+    if method.assisted and cannot_assist(method.drafter, find_files=find_files):
+        return told_unassisting(method.drafter)
+    return None
 
 
 def _prepare(
     plan: Plan, target: "ReplayTarget", running: RunOptions, out: Path, minutes: float | None
 ) -> tuple["Runner", "DrafterFits | None"]:
-    """The runner of a plan, which stores its cells in a folder, and the fits of drafters; None without fitting.
-
-    Raises:
-        ModelError: a drafter cannot be used; nothing has been run or written.
-    """
+    """The runner of a plan, which stores its cells in a folder, and the fits of drafters; None without fitting."""
     from drafttree_lab.replay.paper_files import keep_papers
     from drafttree_lab.replay.plan import NO_PROMPTS
     from drafttree_lab.replay.run import DrafterFits, Runner
@@ -263,13 +340,12 @@ def _prepare(
     other_ids = target.encode(plan.texts.others, sizes.max_new_tokens, chat=sizes.chat)
     for experiment in plan.experiments:
         ids[experiment.paper, NO_PROMPTS] = [[turn] for turn in range(sizes.limit)]
-    for drafter in plan.unproven_drafters:
-        target.load_drafter(drafter)
     # keys of cells have the number of contexts; the default stands here because older folders have it
     store = target.open_store(out, minutes, seed=running.seed, chat=running.chat, contexts=CONTEXTS)
     keep_papers(out)
     measure = partial(target.measure, running.seed)
-    make_runner = partial(Runner, target.make_decoder, measure, store=store, seed=running.seed)
+    compare = partial(target.compare, running.seed)
+    make_runner = partial(Runner, target.make_decoder, measure, store=store, seed=running.seed, compare=compare)
     runner = make_runner(ids, timed=not running.counts_only)
     if not running.agreement:
         return runner, None
@@ -288,23 +364,39 @@ def list_(
 ) -> None:
     """List every table and figure of the papers.
 
-    Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
+    Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run but, if the target is on this
+    machine and not the embedded one, a few of its passes.
     """
+    from drafttree.loading.folders import local_folder
     from drafttree_lab.replay.inputs import ALL, EMBEDDED, parse_roles
     from drafttree_lab.replay.paper_files import use_papers
+    from drafttree_lab.replay.run import ReplayTarget
 
     user_papers = use_papers(options.paper or [])
     drafters_by_role = parse_roles(options.roles or [])
     plan = _plan(what or user_papers or [ALL], options, drafters_by_role, options.sizes())
-    rows = list_rows(plan.experiments, options.limit, options.repeats)
+    plan = plan.without_unfit(partial(_unassisting, find_files=False))
+    is_here = local_folder(options.target) is not None or Path(options.target).is_file()
+    pass_seconds = 1 / PACE
+    basis = f"{PACE:g} tokens per second"
+    try:
+        if options.target != EMBEDDED and is_here:
+            pass_seconds = ReplayTarget(options.target, options.dtype, options.device, None).pass_seconds
+            basis = f"{1e3 * pass_seconds:.3g} ms per token, a pass of the target in {options.dtype}"
+        elif options.target != EMBEDDED:
+            basis += ", since the target is not on this machine"
+    except ModelError as error:
+        basis += f", since the target cannot be loaded ({error})"
+    rows = list_rows(plan, options.repeats, pass_seconds)
     if json_:
         print_json({"results": rows})
     else:
         show_list(rows)
+    caveat = f"minutes are guessed at {basis}"
     if options.target == EMBEDDED:
-        caveat = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
         extra_work = "those must first be found, and run each text four more times (--no-agreement omits them)"
-        print(f"{caveat}; {extra_work}", file=sys.stderr)
+        caveat += f", without fitted drafters; {extra_work}"
+    print(caveat, file=sys.stderr)
 
 
 @replay.command(cls=HelpCommand)
@@ -355,16 +447,26 @@ def _plan(
     return Plan(experiments, texts, drafters, drafters_by_role, sizes)
 
 
-def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> list[dict[str, Any]]:
-    """A row for every result: its runs, the guessed minutes, and what cannot be replayed."""
+def list_rows(plan: Plan, repeats: int, pass_seconds: float) -> list[dict[str, Any]]:
+    """A row for every result: its runs, the guessed minutes, and what cannot be replayed.
+
+    Args:
+        plan: what is run.
+        repeats: number of runs per prompt.
+        pass_seconds: the seconds that a token is guessed to take.
+    """
     from drafttree_lab.replay.plan import clauses
 
     rows = []
-    for experiment in planned:
-        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in experiment.blocks) * prompts * repeats
-        row = {"result": experiment.id, "title": experiment.result.title, "runs": experiment.runs * prompts * repeats}
+    for experiment in plan.experiments:
+        runs = tokens = 0
+        for block in experiment.blocks:
+            texts = len(block.ways) * plan.prompts(experiment, block) * repeats
+            runs += texts
+            tokens += texts * block.setting.max_new_tokens
         reason = experiment.result.unavailable or "; ".join([*clauses(experiment.missing), *experiment.notes])
-        rows.append(row | {"minutes": tokens / PACE / 60, "not replayed": reason})
+        row = {"result": experiment.id, "title": experiment.result.title, "runs": runs}
+        rows.append(row | {"minutes": tokens * pass_seconds / 60, "not replayed": reason})
     return rows
 
 
@@ -452,7 +554,10 @@ def _show_verdict(verdict: "Verdict") -> None:
 
 
 def cell(entry: "Entry") -> str:
-    """The measured number of an entry, followed by the published one in brackets."""
-    measurement = [f"{entry.measured.mean:.2f}"] if entry.measured else []
+    """The measured number of an entry, marked if it has ties, followed by the published one in brackets."""
+    from drafttree_lab.replay.results import TIED
+
+    mark = TIED if entry.ties else ""
+    measurement = [f"{entry.measured.mean:.2f}{mark}"] if entry.measured else []
     law = [f"R {entry.by_law.mean:.2f}"] if entry.by_law else []
     return ", ".join([*measurement, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")

@@ -18,6 +18,11 @@ from drafttree.measure.reference import released, transformers_generate, transfo
 from drafttree.models import TargetModel
 
 
+def told_unassisting(drafter: str | None) -> str:
+    """The reason why a drafter cannot assist transformers' `generate`, in words."""
+    return f"assisted generation takes a language model as its drafter, and {drafter!r} is none; name one with --as"
+
+
 @dataclass(frozen=True)
 class AssistedText:
     """A text that transformers wrote.

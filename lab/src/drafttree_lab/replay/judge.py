@@ -65,7 +65,8 @@ class Judgement:
         datum: a digest of the texts and metrics of the estimate.
         repeats: the earlier result with the same datum; None if there is none.
         repeated: the claim of that result.
-        claims: the number of claims that p is corrected for; 0 if it is not.
+        claims: the number of the paper's claims that p is corrected for; 0 if it is not.
+        joint: p, corrected for the claims of all papers that ship, as the outcome is not; None with a single paper.
         is_order: whether the estimate is Kendall's tau.
     """
 
@@ -83,6 +84,7 @@ class Judgement:
     repeats: str | None = None
     repeated: str = ""
     claims: int = 0
+    joint: float | None = None
     is_order: bool = False
 
     @property
@@ -330,16 +332,15 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
     """The judgement on an order of methods, by Kendall's tau of the claimed order and the measured one.
 
     Each pair of methods is decided by its ratio, with Holm's correction for the number of pairs. The interval of tau
-    covers both orders of every undecided pair.
+    covers both orders of every undecided pair; the finding names these pairs.
     """
 
     def ratio(high: str, low: str) -> Callable[[Means], Tensor]:
         return lambda means: means(high, claim.metric) / means(low, claim.metric)
 
     prompts = evidence.prompts
-    estimates: list[Ratio] = []
-    for high, low in combinations(claim.methods, 2):
-        estimates.append(evidence.estimate(ratio(high, low)))
+    method_pairs = list(combinations(claim.methods, 2))
+    estimates = [evidence.estimate(ratio(high, low)) for high, low in method_pairs]
     signs = [(estimate.value > 1) - (estimate.value < 1) for estimate in estimates]
     tau = sum(signs) / len(estimates)
     if evidence.jackknife.size < LEAST_PROMPTS or any(estimate.low is None for estimate in estimates):
@@ -360,13 +361,25 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
     p = next((level for level in sorted(corrected) if decided(level) != "undecided"), 1.0)
     low, high = ends(LEVEL)
     finding = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
+    finding += _told_open(method_pairs, estimates, corrected)
     return Judgement(decided(LEVEL), finding, tau, low, high, p, prompts, is_order=True)
+
+
+def _told_open(method_pairs: Sequence[tuple[str, str]], estimates: Sequence[Ratio], p_values: Sequence[float]) -> str:
+    """A clause with the pairs of methods whose order is not decided, and their ratios; empty if all are."""
+    clauses = []
+    for (name, rival), estimate, p in zip(method_pairs, estimates, p_values, strict=True):
+        if p > LEVEL:
+            clauses.append(f"{name} / {rival} {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]")
+    return f"; undecided: {', '.join(clauses)}" if clauses else ""
 
 
 Groups = Sequence[tuple[str, Sequence[Verdict]]]
 """The name of each result, and its verdicts."""
 Family = tuple[str, str]
-"""A paper from outside, or "" for all of drafttree's papers; and a kind of judgement."""
+"""A paper, or `JOINT`; and a kind of judgement."""
+JOINT = ""
+"""All papers that ship, as one family."""
 
 
 @dataclass(frozen=True)
@@ -382,22 +395,28 @@ class PlacedJudgement:
     verdict: int
     judgement: Judgement
 
+    @property
+    def location(self) -> tuple[int, int]:
+        """The indices of its result and verdict."""
+        return self.result, self.verdict
+
 
 def _families(groups: Groups) -> dict[Family, list[PlacedJudgement]]:
-    """The judgements that have a p-value, by family."""
+    """The judgements that have a p-value, by family: those of each paper, and jointly those of all that ship."""
     families: dict[Family, list[PlacedJudgement]] = {}
     for basis, (result, (name, verdicts)) in product(KINDS, enumerate(groups)):
-        family = families.setdefault((_outside_paper(name.partition("/")[0]), basis), [])
-        for index, verdict in enumerate(verdicts):
-            judgement: Judgement | None = getattr(verdict, basis)
-            if judgement and judgement.p is not None:
-                family.append(PlacedJudgement(result, index, judgement))
+        paper = name.partition("/")[0]
+        for owner in (paper,) if outside_file(paper) else (paper, JOINT):
+            family = families.setdefault((owner, basis), [])
+            for index, verdict in enumerate(verdicts):
+                judgement: Judgement | None = getattr(verdict, basis)
+                if judgement and judgement.p is not None:
+                    family.append(PlacedJudgement(result, index, judgement))
     return families
 
 
-def _outside_paper(paper: str) -> str:
-    """The name of a paper from outside; empty for one of drafttree's."""
-    return paper if outside_file(paper) else ""
+def _papers_of(groups: Groups) -> list[str]:
+    return list(dict.fromkeys(name.partition("/")[0] for name, _ in groups))
 
 
 def _first_of_datum(family: Sequence[PlacedJudgement]) -> list[int]:
@@ -414,60 +433,103 @@ def _first_of_datum(family: Sequence[PlacedJudgement]) -> list[int]:
 
 def count_claims(groups: Groups) -> dict[Family, int]:
     """By family, the number of claims of its papers that can be judged; claims on one datum count once."""
-    papers = dict.fromkeys(name.partition("/")[0] for name, _ in groups)
+    shipped_papers = [paper for paper in _papers_of(groups) if not outside_file(paper)]
     counts = dict[Family, int]()
-    for (outside_paper, basis), family in _families(groups).items():
-        family_papers = [paper for paper in papers if _outside_paper(paper) == outside_paper]
+    for (owner, basis), family in _families(groups).items():
+        family_papers = shipped_papers if owner == JOINT else [owner]
         datum_count = len(set(_first_of_datum(family)))
         claim_count = measurable_claims(family_papers, basis == "by_time") - len(family) + datum_count
-        counts[outside_paper, basis] = max(claim_count, datum_count)
+        counts[owner, basis] = max(claim_count, datum_count)
     return counts
 
 
 def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[Verdict]]:
     """The verdicts of each result, with p-values corrected by Holm's method for the number of claims of a family.
 
-    A claim that was not judged counts with the largest p-value. Of claims on the same datum only the first counts; the
-    others refer to it.
+    A paper is a family, and decides; the p-value over all papers that ship stands beside. A claim that was not judged
+    counts with the largest p-value. Of a paper's claims on one datum only the first counts; the others refer to it.
 
     Args:
         groups: the name of each result, and its verdicts.
         claims: the number of claims of each family, from `count_claims`.
     """
     by_result = [list(verdicts) for _, verdicts in groups]
-    for key, family in _families(groups).items():
-        first_indices = _first_of_datum(family)
-        unique_indices = list(dict.fromkeys(first_indices))
-        p_values = holm([family[index].judgement.p or 0.0 for index in unique_indices], claims[key])
-        p_by_index = dict(zip(unique_indices, p_values, strict=True))
-        for entry, first_index in zip(family, first_indices, strict=True):
-            corrected = correct(entry.judgement, p_by_index[first_index], claims[key])
-            first_entry = family[first_index]
-            if first_entry.judgement is not entry.judgement:
-                name, first_verdicts = groups[first_entry.result]
-                corrected = replace(corrected, repeats=name, repeated=first_verdicts[first_entry.verdict].id)
+    families = _families(groups)
+    has_joint = sum(not outside_file(paper) for paper in _papers_of(groups)) > 1
+    for key, family in families.items():
+        owner, basis = key
+        if owner == JOINT:
+            continue
+        joint_corrections = _corrections(families.get((JOINT, basis), []), claims, (JOINT, basis)) if has_joint else {}
+        corrections = _corrections(family, claims, key)
+        for entry, first_index in zip(family, _first_of_datum(family), strict=True):
+            joint = joint_corrections.get(entry.location)
+            corrected = correct(entry.judgement, corrections[entry.location], joint)
+            if family[first_index].judgement is not entry.judgement:
+                corrected = _repeating(corrected, family[first_index], groups)
             verdicts = by_result[entry.result]
-            verdicts[entry.verdict] = replace(verdicts[entry.verdict], **{key[1]: corrected})
+            verdicts[entry.verdict] = replace(verdicts[entry.verdict], **{basis: corrected})
     return by_result
 
 
-def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
+def _repeating(judgement: Judgement, entry: PlacedJudgement, groups: Groups) -> Judgement:
+    """A judgement that refers to another one with the same datum."""
+    name, verdicts = groups[entry.result]
+    return replace(judgement, repeats=name, repeated=verdicts[entry.verdict].id)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A p-value after Holm's correction.
+
+    Attributes:
+        p: the corrected p-value.
+        claims: the number of claims that it is corrected for.
+    """
+
+    p: float
+    claims: int
+
+    @property
+    def told(self) -> str:
+        """The p-value in words."""
+        return f"{self.p:.2f}" if self.p >= 0.005 else "below 0.01"
+
+
+def _corrections(
+    family: Sequence[PlacedJudgement], claims: Mapping[Family, int], key: Family
+) -> dict[tuple[int, int], Correction]:
+    """By location of a family's judgements, their corrections; those on one datum share it."""
+    first_indices = _first_of_datum(family)
+    unique_indices = list(dict.fromkeys(first_indices))
+    p_values = holm([family[index].judgement.p or 0.0 for index in unique_indices], claims.get(key))
+    p_by_index = dict(zip(unique_indices, p_values, strict=True))
+    corrections = {}
+    for entry, index in zip(family, first_indices, strict=True):
+        corrections[entry.location] = Correction(p_by_index[index], claims[key])
+    return corrections
+
+
+def correct(judgement: Judgement, correction: Correction, joint: Correction | None = None) -> Judgement:
     """A judgement with a corrected p-value; if that leaves it undecided, with what would decide it.
 
     Args:
         judgement: the judgement with its p-value alone.
-        p: its p-value, corrected for the number of claims.
-        claims: that number.
+        correction: the correction for the claims of its paper.
+        joint: the correction for the claims of all papers, which decides nothing; None with a single paper.
     """
-    corrected = replace(judgement, claims=claims)
+    p = correction.p
     was_decided = judgement.outcome in ("reproduced", "contradicted")
+    finding = judgement.said
+    if was_decided and (joint or p > LEVEL):
+        finding += f"; p is {correction.told} with Holm's correction for {correction.claims} claims"
+        if joint:
+            finding += f" of the paper, {joint.told} for {joint.claims} of all papers"
+    corrected = replace(judgement, said=finding, claims=correction.claims, joint=joint.p if joint else None)
     if not judgement.p or (was_decided and p <= LEVEL) or not (was_decided or judgement.outcome == "undecided"):
         return corrected
-    finding = judgement.said
     prompt_count = None
-    if was_decided:
-        finding += f"; p is {p:.2f} with Holm's correction for {claims} claims"
-    level = LEVEL * judgement.p / p if p < 1 else LEVEL / claims
+    level = LEVEL * judgement.p / p if p < 1 else LEVEL / correction.claims
     if cause := next((name for name, floor in judgement.floors.items() if floor > level), None):
         finding += f"; more prompts alone would not decide it, as it is not known well enough {cause}"
     elif not judgement.is_order and judgement.p < 1:

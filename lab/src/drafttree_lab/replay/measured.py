@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
 from drafttree.measure.interval import Interval
+from drafttree.measure.reference import Difference
 from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.agreement import Fit
 from drafttree_lab.replay.costs import BY_PAPER, MEASURED, CostSource, PassCosts
@@ -109,6 +110,15 @@ class Measured:
         """The counts of a way on a prompt."""
         return self.store.find(self._task(block, number).counts_key(block.ways[name]), TextCounts)
 
+    def ties(self, block: Block, name: str) -> list[Difference]:
+        """The ties by which texts of a way differ from plain decoding's, which are counted all the same."""
+        ties: list[Difference] = []
+        for number in range(len(self.digests[block.setting.set])):
+            tie: Difference | None = self.store.find(self._task(block, number).tie_key(block.ways[name]), Difference)
+            if tie:
+                ties.append(tie)
+        return ties
+
     def turns(self, block: Block, name: str, number: int) -> list[TextTimes]:
         """The times of a way in the turns of a prompt."""
         times = []
@@ -176,6 +186,11 @@ class Measured:
                 if not self.pass_costs(block, name):
                     return name
         return None
+
+    def has_gain(self, name: str) -> bool:
+        """Whether the table has gains of a way; if it names their base for some ways, those of others have another."""
+        over = self.experiment.result.over
+        return name != AUTOREGRESSIVE and (not over or name.partition("@")[0] in over)
 
     def _base(self, name: str) -> str:
         """The method that the gain of a way is measured against."""

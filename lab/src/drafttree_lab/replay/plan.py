@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -265,6 +265,10 @@ class Task:
         learned = [short_digest(list(self.earlier))] if way.learns else []
         return ("counts", way.key, *self.block.setting.key, self.digest, *learned)
 
+    def tie_key(self, way: ReplayMethod) -> Key:
+        """The key of the tie by which the text of one of its ways differs from plain decoding's."""
+        return ("tie", *self.counts_key(way)[1:])
+
 
 def short_digest(value: object) -> str:
     """A digest of plain data."""
@@ -330,6 +334,47 @@ def plan_all(
                 notes[prompt_set] = prompts.notes[paper, prompt_set]
         experiments.append(replace(experiment, blocks=blocks, missing=missing_reasons, notes=clauses(notes)))
     return experiments
+
+
+def cannot_assist(drafter: str | None, *, find_files: bool) -> bool:
+    """Whether transformers' assisted generation cannot take a drafter, since it is no language model.
+
+    Args:
+        drafter: the drafter's name.
+        find_files: whether files are looked at, which may be downloaded for that. If not, a drafter in files that are
+            not on this machine passes.
+
+    Raises:
+        ModelError: there are no such files.
+    """
+    from drafttree.loading import parse_drafter
+    from drafttree.loading.folders import local_folder
+
+    spec = parse_drafter(drafter)
+    if spec.drafter_class or not drafter or drafter.startswith("mixed:"):
+        return True
+    return (find_files or local_folder(drafter) is not None) and not spec.is_language_model
+
+
+def leave_out(experiment: Experiment, refusal: Callable[[ReplayMethod], str | None]) -> Experiment:
+    """An experiment without the ways that are refused, which are named as missing; blocks that draft nothing go too.
+
+    Args:
+        experiment: the experiment.
+        refusal: why a way cannot be run; None if it can.
+    """
+    missing_reasons = dict(experiment.missing)
+    blocks = []
+    for block in experiment.blocks:
+        ways = {}
+        for name, way in block.ways.items():
+            if reason := refusal(way):
+                missing_reasons[name.partition("@")[0]] = reason
+            else:
+                ways[name] = way
+        if len(ways) > 1 or ways.keys() == block.ways.keys():
+            blocks.append(replace(block, ways=ways))
+    return replace(experiment, blocks=blocks, missing=missing_reasons)
 
 
 def clauses(reasons: Mapping[str, str]) -> list[str]:

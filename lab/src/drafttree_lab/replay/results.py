@@ -22,12 +22,13 @@ from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
 from drafttree.measure.prompts import read_text
+from drafttree.measure.reference import Difference
 from drafttree.measure.run_store import RUNS, versions
 from drafttree_lab.replay.costs import MEASURED
 from drafttree_lab.replay.intervals import ENDS
 from drafttree_lab.replay.judge import Verdict, correct_verdicts, count_claims
 from drafttree_lab.replay.measured import SPEEDS, Measured, Value
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, BASES, TIMED, UNTOLD, Metric, Published
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, BASES, GAINS, TIMED, UNTOLD, Metric, Published
 from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import Block, Experiment
 from drafttree_lab.replay.text_cell import TextCounts
@@ -38,6 +39,8 @@ FORMAT = 3
 """Format of the files of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
 """Metrics with a number for plain decoding, too."""
+TIED = "~"
+"""Marks numbers with texts that differ from plain decoding's by a tie."""
 BY_TOKENS = "Speeds are of all texts together, so that a text which ends early weighs by its tokens"
 DEEPEST, LAST_RANK = 16, 10
 """Number of levels and ranks of a heat map; the last rank includes all higher ones."""
@@ -58,6 +61,7 @@ class Entry:
         measured: the measured number; None until a prompt is finished.
         by_law: for a speed-up, R by counts at the given costs (`LAW`); otherwise None.
         fitted: the number by counts with a drafter that is fitted to the paper's, a speed by the law; None without one.
+        ties: number of its texts that differ from plain decoding's, by ties that rounding decides.
     """
 
     method: str
@@ -70,6 +74,7 @@ class Entry:
     measured: Value | None
     by_law: Value | None = None
     fitted: Value | None = None
+    ties: int = 0
 
     @property
     def is_ours(self) -> bool:
@@ -153,7 +158,8 @@ def summarise(measured: Measured, *, end_reason: str | None, done: int, tasks: i
     experiment = measured.experiment
     result = experiment.result
     is_pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
-    notes = [result.unavailable, end_reason, result.not_comparable, BY_TOKENS if is_pooled else "", *experiment.notes]
+    notes = [result.unavailable, end_reason, _told_ties(measured), result.not_comparable]
+    notes += [BY_TOKENS if is_pooled else "", *experiment.notes]
     return ResultSummary(
         id=experiment.id,
         title=result.title,
@@ -204,6 +210,24 @@ def _reach(measured: Measured) -> dict[str, tuple[int, int]]:
     return {name: (nodes, budgets[name]) for name, nodes in largest.items() if nodes < budgets[name]}
 
 
+def _told_ties(measured: Measured) -> str:
+    """A sentence on the texts that differ from plain decoding's by ties; empty without one."""
+    ties_by_method: dict[str, list[Difference]] = {}
+    for block in measured.experiment.blocks:
+        for name in block.ways:
+            if ties := measured.ties(block, name):
+                ties_by_method.setdefault(name, []).extend(ties)
+    if not ties_by_method:
+        return ""
+    counts = ", ".join(f"{name}: {len(ties)}" for name, ties in ties_by_method.items())
+    widest = max((tie for ties in ties_by_method.values() for tie in ties), key=attrgetter("units"))
+    size = f"the widest gap is {widest.gap:.2g}, {widest.units:.1f} units of rounding"
+    return (
+        f"{TIED} texts that differ from {AUTOREGRESSIVE}'s by a tie, which rounding decides ({counts}; {size}); they "
+        "are counted. --exact-text prevents ties"
+    )
+
+
 def _told_costs(measured: Measured) -> str:
     """The pass costs by which counts are judged, in words; empty if nothing needs costs."""
     experiment = measured.experiment
@@ -248,7 +272,7 @@ def _entries(measured: Measured) -> Iterator[Entry]:
     near = measured.near
     for block in measured.experiment.blocks:
         for name, metric in product(block.ways, measured.experiment.result.metrics):
-            if name != AUTOREGRESSIVE or metric in PLAIN_TOO:
+            if measured.has_gain(name) if metric in GAINS else name != AUTOREGRESSIVE or metric in PLAIN_TOO:
                 yield _entry(measured, near, block, name, metric)
     yield from _entries_of_no_set(measured.experiment)
 
@@ -275,6 +299,7 @@ def _entry(measured: Measured, near: Measured | None, block: Block, name: str, m
         measured=measured.value(block, name, metric),
         by_law=measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None,
         fitted=_fitted_value(near, block, name, metric) if near else None,
+        ties=len(measured.ties(block, name)),
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.compatibility import is_text_of_seed, keeps_text
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.model_digest import model_digest
@@ -26,7 +26,7 @@ from drafttree.measure.method_decoders import make_decoders
 from drafttree.measure.prompt_encoding import encode_prompts
 from drafttree.measure.prompt_form import PromptForm
 from drafttree.measure.prompts import Example
-from drafttree.measure.reference import transformers_model
+from drafttree.measure.reference import Difference, find_difference, transformers_model
 from drafttree.measure.run_store import RunStore
 from drafttree_lab.graded import Grade, GradedDrafter, KnownText
 from drafttree_lab.replay.agreement import (
@@ -39,7 +39,7 @@ from drafttree_lab.replay.agreement import (
     replace_drafter,
     replace_role,
 )
-from drafttree_lab.replay.assisted import AssistedGeneration, AssistedText
+from drafttree_lab.replay.assisted import AssistedGeneration, AssistedText, told_unassisting
 from drafttree_lab.replay.costs import BY_PAPER, CostSource
 from drafttree_lab.replay.inputs import Place
 from drafttree_lab.replay.intervals import Jackknife
@@ -68,8 +68,12 @@ DRAFT_MODEL = "embedded-draft"
 """The draft model that is mixed with the target to draft like a paper's drafter."""
 MIN_FIT_PROMPTS = 2
 """Minimum number of prompts of a set that takes part in a fit."""
+PASS_TOKENS = 8
+"""Tokens before and in the text that times a pass of the target."""
 Writer = Decoder | AssistedGeneration
 """Writes the texts of a method."""
+Compare = Callable[[Setting, Sequence[int], Sequence[int], Sequence[int]], Difference | None]
+"""Says how plain decoding's text and another one, both after a prompt, differ; None if they have to be the same."""
 Prompts = Mapping[Place, Sequence[Sequence[int]]]
 """Token ids of the prompts, by paper and set."""
 
@@ -336,6 +340,7 @@ class Runner:
         store: the store of the cells.
         seed: random seed.
         timed: whether to time; otherwise each way is counted once.
+        compare: compares texts that differ, since rounding may have decided a tie; without it, texts must be the same.
         ended: by id of a result that has ended early, the reason.
         warm: ways that have run in this process.
         histories: by method that learns between texts and setting, its writer and the index of its next prompt.
@@ -347,6 +352,7 @@ class Runner:
     store: RunStore
     seed: int = 0
     timed: bool = True
+    compare: Compare = lambda *_: None
     ended: dict[str, str] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
     histories: dict[Key, tuple[Writer, int]] = field(default_factory=dict)
@@ -361,7 +367,10 @@ class Runner:
         return all(self.store.find(key, TextCounts) is not None for key in keys)
 
     def run(self, task: Task) -> None:
-        """Run a task that is not stored, unless its result has ended. An error or a differing text ends its result."""
+        """Run a task that is not stored, unless its result has ended.
+
+        An error ends its result, and so does a text that differs by more than a tie.
+        """
         experiment = task.experiment
         if experiment.id in self.ended:
             return
@@ -421,7 +430,7 @@ class Runner:
         return writer.generate(prompt, **options)
 
     def _difference(self, task: Task) -> str | None:
-        """A method whose text must be plain decoding's, but differs; None without one."""
+        """A method whose text must be plain decoding's, but differs, and not by a tie; None without one."""
         ways = task.block.ways
         setting = task.block.setting
         plain = self.store.find(task.counts_key(ways[AUTOREGRESSIVE]), TextCounts)
@@ -431,9 +440,17 @@ class Runner:
             if setting.temperature and way.verifier and not is_text_of_seed(way.verifier):
                 continue  # these keep the distribution, not the text
             counts = self.store.find(task.counts_key(way), TextCounts)
-            if plain and counts and counts.tokens != plain.tokens:
-                location = f"after prompt {task.prompt} of {setting.set}"
-                return f"{name} wrote another text than {AUTOREGRESSIVE} {location}"
+            if not plain or not counts or counts.tokens == plain.tokens:
+                continue
+            if self.store.find(task.tie_key(way), Difference):
+                continue
+            difference = self.compare(setting, self._prompt(task), plain.tokens, counts.tokens)
+            if difference and difference.is_tie:
+                self.store.run(task.tie_key(way), Difference, lambda difference=difference: difference)
+                continue
+            location = f"after prompt {task.prompt} of {setting.set}"
+            size = f", and not by a tie: token {difference.position}, gap {difference.gap:.3g}" if difference else ""
+            return f"{name} wrote another text than {AUTOREGRESSIVE} {location}{size}"
         return None
 
 
@@ -445,19 +462,45 @@ class ReplayTarget:
         dtype: dtype of the target.
         device: device of the target.
         shape: shape of a larger model, whose cost an inflated target gets; None for no inflation.
+        exact_text: as for `drafttree.load`.
     """
 
-    def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
+    def __init__(self, name: str, dtype: str, device: str, shape: str | None, *, exact_text: bool = False) -> None:
         self._name = name
         self._dtype = dtype
         self._device = device
         self._shape = shape
+        self._exact_text = exact_text
         self.load_drafter = cache(self._load_drafter)
 
     @cached_property
     def plain(self) -> Decoder:
         """The target without a drafter."""
-        return load(self._name, "none", dtype=self._dtype, device=self._device)
+        return load(self._name, "none", dtype=self._dtype, device=self._device, exact_text=self._exact_text)
+
+    @cached_property
+    def pass_seconds(self) -> float:
+        """Seconds of a pass of the target over one token, the fastest of a few."""
+        generation = self.plain.generate(
+            [0] * PASS_TOKENS, max_new_tokens=PASS_TOKENS, temperature=0.0, ignore_eos=True
+        )
+        return min(text_round.target_seconds for text_round in generation.metrics.rounds)
+
+    def compare(
+        self, seed: int, setting: Setting, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
+    ) -> Difference | None:
+        """How two texts of the target differ; None if they have to be the same.
+
+        Args:
+            seed: the seed of both texts.
+            setting: their setting.
+            prompt: token ids of the prompt.
+            expected: plain decoding's text.
+            got: the other text.
+        """
+        if self._shape or keeps_text(self.plain.target):
+            return None
+        return find_difference(self.plain, prompt, expected, got, seed=seed, **setting.options)
 
     def make_decoder(self, method: ReplayMethod) -> Writer:
         """The writer of a method's texts.
@@ -469,6 +512,16 @@ class ReplayTarget:
         if method.assisted:
             return AssistedGeneration(self.load_drafter(method.drafter))
         return self._make_decoder(method, method.lossy_window)
+
+    def refusal(self, method: ReplayMethod) -> str | None:
+        """Why the loaded drafter of a method cannot be used for it; None if it can."""
+        if not method.assisted:
+            return None
+        try:
+            self.make_decoder(method)
+        except ConfigError:
+            return told_unassisting(method.drafter)
+        return None
 
     def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
         """Measure a task that is not about decoding, after a prompt.
@@ -510,6 +563,8 @@ class ReplayTarget:
         target_model: Any = self.plain.target
         target = {"target": self._name, "dtype": str(target_model.dtype), "device": str(target_model.device)}
         weights = {"inflate": self._shape or "", "digest": model_digest(target_model)}
+        if self._exact_text:  # folders of earlier versions have no such entry
+            weights["exact_text"] = "True"
         command = {"command": "drafttree replay", "format": FORMAT, **target, **weights, **options}
         return RunStore(folder, command, partial=True, minutes=minutes)
 
