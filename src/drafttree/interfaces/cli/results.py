@@ -18,12 +18,12 @@ from drafttree.measure.run_store import RunStore
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C has ended, as in shells."""
 UNFINISHED = 3
-"""Exit code if the minutes end before the last run, or if `tune` recommends nothing yet."""
+"""Exit code if a run or a recommendation is missing, for example because the minutes ended before."""
 EXIT_CODES = {
     0: "success",
     1: "a check or a text failed",
     2: "wrong arguments or input",
-    UNFINISHED: "the time ran out first, or tune has nothing to recommend yet",
+    UNFINISHED: "something is not done, for example because the time ran out",
     INTERRUPTED: "ended by Ctrl-C",
 }
 """Meanings of the exit codes of all commands."""
