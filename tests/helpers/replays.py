@@ -1,5 +1,7 @@
 """Stand-ins for a recorder of CUDA graphs, on a CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +38,7 @@ class Operations(Replays):
 
     def __call__(self, run: RecordedPass) -> RecordedPass:
         self.recorded += 1
-        with _Recording() as recording:
+        with self.recording() as recording:
             outputs = run()
 
         def replay() -> tuple[Tensor, ...]:
@@ -48,8 +50,20 @@ class Operations(Replays):
 
         return replay
 
+    @contextmanager
+    def recording(self) -> Iterator["Recording"]:
+        """Context manager: note what is called."""
+        with Recording() as recording:
+            yield recording
 
-class _Recording(TorchDispatchMode):
+
+class Recording(TorchDispatchMode):
+    """Notes all operations of torch.
+
+    Attributes:
+        calls: functions, their arguments, and the tensors that they returned.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, tuple, dict, list]] = []

@@ -5,6 +5,7 @@ operations as a fused one, and drafttree-native runs a level in one call.
 
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +20,22 @@ from drafttree.models import Segment, TreeCache
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.backend_choice import NOT_RUN
 from drafttree.models.families import STATIC_ROPES
+from drafttree.models.fused.decoder_backend import DecoderBackend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.native.native_backend import NativeBackend, why_not_packable
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.segment import join
+from drafttree.models.triton.triton_support import (
+    prefers_triton,
+    triton_backend_of,
+    why_it_does_not_run,
+    why_not_kernels,
+)
 from drafttree.models.windows import EVERYTHING
 
+logger = logging.getLogger("drafttree")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 REDUCED_TOLERANCE = 0.1
 """Tolerance for dtypes with less precision than float32."""
@@ -46,7 +55,7 @@ class HeadBackend:
         backend: as given.
     """
 
-    def __init__(self, head: EagleHead, backend: NativeBackend | FusedBackend | RecordedBackend) -> None:
+    def __init__(self, head: EagleHead, backend: NativeBackend | DecoderBackend | RecordedBackend) -> None:
         self.backend = backend
         self._head = head
 
@@ -82,11 +91,19 @@ class HeadBackend:
 
 
 def choose_head_backend(head: EagleHead) -> Head:
-    """The fastest way to run a frozen head that gives the head's own logits; on CUDA fused passes are recorded."""
+    """The fastest way to run a frozen head that gives the head's own logits; on CUDA passes of layers are recorded.
+
+    Kernels in Triton are preferred as by `choose_backend`.
+    """
     rope = (head.config.layer.rope_parameters or {}).get("rope_type")
     if rope not in STATIC_ROPES or not is_plain_module(head):
         return head
     own_logits = _probe(head, head)
+    if on_triton := _trusted_on_triton(head, own_logits):
+        if own_logits.device.type != "cuda":
+            return on_triton
+        recorded = HeadBackend(head, RecordedBackend(on_triton.backend, CudaGraphs(own_logits.device)))
+        return recorded if _repeats(recorded, head, own_logits) else on_triton
     if native := _trusted(NativeBackend, head, own_logits):
         return native
     fused = _trusted(FusedBackend, head, own_logits)
@@ -96,6 +113,18 @@ def choose_head_backend(head: EagleHead) -> Head:
     varlen = find_varlen_attention(fused.backend.empty, heads, width)
     recorded = HeadBackend(head, RecordedBackend(fused.backend, CudaGraphs(own_logits.device), varlen))
     return recorded if _repeats(recorded, head, own_logits) else fused
+
+
+def _trusted_on_triton(head: EagleHead, own_logits: Tensor) -> Any:
+    """The head on kernels in Triton; None if they are not preferred, cannot run it or give other logits."""
+    if not prefers_triton(own_logits.device) or why_not_kernels(own_logits.dtype, own_logits.device):
+        return None
+    try:
+        backend = HeadBackend(head, triton_backend_of(head))
+        return backend if _agrees(backend, head, own_logits) else None
+    except Exception as error:  # a compiler may raise anything
+        logger.info("a draft head runs without Triton: %s", why_it_does_not_run(error))
+        return None
 
 
 def _trusted(backend_class: Any, head: EagleHead, own_logits: Tensor) -> Any:

@@ -11,6 +11,7 @@ from drafttree.core.stages import stage
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
+from drafttree.models.fused.decoder_backend import DecoderBackend
 from drafttree.models.fused.fused_backend import FusedBackend, why_not_fused
 from drafttree.models.module.experts import routed_experts, unknown_experts
 from drafttree.models.module.long_rope import context_limit
@@ -24,6 +25,12 @@ from drafttree.models.quantization.quantized_linear import unrounded_activations
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
+from drafttree.models.triton.triton_support import (
+    prefers_triton,
+    triton_backend_of,
+    why_it_does_not_run,
+    why_not_triton,
+)
 from drafttree.models.validation import OwnLogits, Reference, largest_gap, verify
 from drafttree.models.windows import EVERYTHING, LossyWindow
 from drafttree.models.wrapped_backends import WindowedBackend
@@ -34,7 +41,7 @@ ROWS = ((1, None), (1, 32), (16, None), (16, 16))
 NOT_RUN = (AttributeError, RuntimeError, TypeError, ValueError)
 """Errors raised where a layer was replaced by one of another kind or size."""
 
-FusedOrModule = TypeVar("FusedOrModule", FusedBackend, ModuleBackend)
+DecoderOrModule = TypeVar("DecoderOrModule", bound=DecoderBackend | ModuleBackend)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,9 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
     are recorded. Only backends that may be returned are checked. A module that is sharded over processes runs as it is,
     since fused layers would leave out the sums over its shares.
 
+    With `DRAFTTREE_TRITON=1`, `TritonBackend` is preferred on CUDA, and its passes are recorded. On a CPU that takes
+    `TRITON_INTERPRET=1` too, and serves tests.
+
     Raises:
         ModelError: the module's layers cannot be verified in a tree, its tree pass gives other logits, or no backend
             has the wanted properties.
@@ -70,7 +80,7 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
     module_logits = OwnLogits(module)
     window = wants.lossy_window
     if wants.exact_text:
-        return _exact_text(module_logits)
+        return _exact_text(module_logits, wants.recorded)
     if window and recurrent_layers(module):
         class_name = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {class_name}, whose recurrent layers remember the whole text")
@@ -84,28 +94,31 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
 
 
 def _recorded(backend: Backend, module_logits: OwnLogits) -> Backend:
-    """Record the passes of a backend if it runs fused layers on CUDA; else return it with the reason noted."""
-    if module_logits.module.device.type != "cuda" or not isinstance(backend, FusedBackend):
+    """Record the passes of a backend if it can be on CUDA; else return it with the reason noted."""
+    if module_logits.module.device.type != "cuda" or not isinstance(backend, DecoderBackend):
         return backend
-    if backend.spans != (EVERYTHING,):
-        return _instead(backend, RecordedBackend="its layers have windows")
-    if not backend.is_uniform:
-        return _instead(backend, RecordedBackend="its layers have heads of several shapes, or share keys")
-    if backend.has_long_rope:
-        return _instead(backend, RecordedBackend="its rotary embeddings change with the length of a text")
-    key_heads, width, _ = backend.layout.buffers[0]
-    recorded_backend = RecordedBackend(
-        backend,
-        CudaGraphs(module_logits.module.device),
-        find_varlen_attention(backend.empty, key_heads, width),
-    )
+    varlen_attention = None
+    if backend.inputs is None:
+        if backend.spans != (EVERYTHING,):
+            return _instead(backend, RecordedBackend="its layers have windows")
+        if not backend.is_uniform:
+            return _instead(backend, RecordedBackend="its layers have heads of several shapes, or share keys")
+        if backend.has_long_rope:
+            return _instead(backend, RecordedBackend="its rotary embeddings change with the length of a text")
+        key_heads, width, _ = backend.layout.buffers[0]
+        varlen_attention = find_varlen_attention(backend.empty, key_heads, width)
+    recorded_backend = RecordedBackend(backend, CudaGraphs(module_logits.module.device), varlen_attention)
     if _repeats(recorded_backend, module_logits.in_trees, module_logits.allowed_gap()):
         return recorded_backend
     return _instead(backend, RecordedBackend="its passes give other logits when they are replayed")
 
 
-def _exact_text(module_logits: OwnLogits) -> Backend:
+def _exact_text(module_logits: OwnLogits, recorded: bool) -> Backend:
     """A backend that gives a token the same logits in every pass.
+
+    Args:
+        module_logits: the module's own logits.
+        recorded: whether passes may be recorded.
 
     Raises:
         ModelError: the module cannot be verified in a tree, or none of its backends does this on its device.
@@ -117,7 +130,7 @@ def _exact_text(module_logits: OwnLogits) -> Backend:
         raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
     fastest_backend = _fastest(module_logits)
     if fastest_backend.exact_text:
-        return fastest_backend
+        return _recorded(fastest_backend, module_logits) if recorded else fastest_backend
     experts = routed_experts(module)
     for min_rows, max_rows in ROWS:
         exact_backend = ExactTextBackend(fastest_backend, min_rows, max_rows, experts)
@@ -144,7 +157,7 @@ def _own_sums(module: PreTrainedModel) -> str | None:
 
 
 @stage("check")
-def _fastest(module_logits: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
+def _fastest(module_logits: OwnLogits, native: bool = True) -> NativeBackend | DecoderBackend | ModuleBackend:
     """The fastest backend that gives a module's own logits; its `fallback_reason` says why faster ones do not run.
 
     Args:
@@ -155,24 +168,31 @@ def _fastest(module_logits: OwnLogits, native: bool = True) -> NativeBackend | F
         ModelError: the module's layers cannot be verified in a tree, or its tree pass gives other logits.
     """
     refusal_reasons: dict[str, str] = {}
-    if native and module_logits.module.device.type == "cpu":
+    device = module_logits.module.device
+    if native and device.type == "cpu" and not prefers_triton(device):
         native_backend = _trusted_native(module_logits)
         if not isinstance(native_backend, str):
             return native_backend
         refusal_reasons["NativeBackend"] = native_backend
     backend = verify(module_logits)
+    if prefers_triton(device):
+        triton_backend = _trusted_triton(module_logits)
+        if not isinstance(triton_backend, str):
+            return triton_backend
+        refusal_reasons["TritonBackend"] = triton_backend
     fused_backend = _trusted_fused(module_logits)
     if not isinstance(fused_backend, str):
         return _instead(fused_backend, **refusal_reasons)
     return _instead(backend, **refusal_reasons, FusedBackend=fused_backend)
 
 
-def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
-    """Note in a backend why faster ones, given by name, do not run the module."""
+def _instead(backend: DecoderOrModule, **refused: str) -> DecoderOrModule:
+    """Note in a backend why faster ones, given by name, do not run the module, after what was noted before."""
     names_by_reason = defaultdict[str, list[str]](list)
     for name, reason in refused.items():
         names_by_reason[reason].append(name)
-    reasons = [f"no {' or '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
+    reasons = [backend.fallback_reason] if backend.fallback_reason else []
+    reasons += [f"no {' or '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
     backend.fallback_reason = "; ".join(reasons) or None
     return backend
 
@@ -208,6 +228,21 @@ def _trusted_fused(module_logits: OwnLogits) -> FusedBackend | str:
     except (AttributeError, RuntimeError) as error:
         return _other_layer(error)
     return fused if gap <= module_logits.allowed_gap() else _other_logits(gap)
+
+
+@unrounded_activations()
+def _trusted_triton(module_logits: OwnLogits) -> DecoderBackend | str:
+    """The backend on kernels in Triton if it supports the module and gives its own logits, else why not."""
+    module = module_logits.module
+    if reason := why_not_triton(module):
+        return reason
+    reference = [*module_logits.in_trees, *module_logits.late]
+    try:
+        backend = triton_backend_of(module)
+        gap = largest_gap(backend, reference)
+    except Exception as error:  # a compiler may raise anything
+        return why_it_does_not_run(error)
+    return backend if gap <= module_logits.allowed_gap() else _other_logits(gap)
 
 
 def _other_logits(gap: float) -> str:

@@ -353,7 +353,7 @@ def test_on_cuda_a_packed_pass_gives_each_what_it_gets_alone(lengths, dtype, rec
     model = TargetModel(long_llama(dtype, "cuda"), choose_backend)
     assert isinstance(model.backend, RecordedBackend)
     passes = model.backend._passes
-    assert passes._packed, "torch's kernel does not serve these rows here"
+    assert passes._shared, "torch's kernel does not serve these rows here"
     for _ in range(3):
         check_rounding(model, lengths)
     assert bool(passes._pool.passes) is recorded

@@ -162,3 +162,10 @@ class PooledCache(TreeCache):
         # a collected cache gives its buffers back, but not at exit, when the pool may be gone
         weakref.finalize(self, self.pool.give, self.pooled).atexit = False
         return self.pooled.buffers
+
+
+def allocation_of(cache: TreeCache) -> RangePool | TreeCache:
+    """What has the buffers in which a cache's rows are: a pool that others share, or the cache itself."""
+    if isinstance(cache, PooledCache) and isinstance(cache.pool, RangePool):
+        return cache.pool
+    return cache

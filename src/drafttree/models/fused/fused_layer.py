@@ -37,6 +37,18 @@ class PassContext(NamedTuple):
         rotated_heads.mul_(self.cosine).addcmul_(halves, self.sine)
 
 
+class LayerOutput(NamedTuple):
+    """What a layer hands on to the next one.
+
+    Attributes:
+        residual: `[nodes, hidden]` the residual stream.
+        normed: the residual stream after the norm with which its reader begins; None if the reader norms it.
+    """
+
+    residual: Tensor
+    normed: Tensor | None
+
+
 class FusedLayer:
     """One decoder layer.
 
@@ -66,15 +78,8 @@ class FusedLayer:
         self._scalar = block.scalar
         self._inputs = _FusedInputs(block.inputs, index) if block.inputs else None
 
-    def forward(self, x: Tensor, context: PassContext, rows: Any, attention_input: Tensor | None = None) -> Tensor:
-        """The residual stream `[nodes, hidden]` after the layer.
-
-        Args:
-            x: the residual stream before the layer.
-            context: values that all layers of this kind share.
-            rows: the layer's entry of `PassInputs.rows`.
-            attention_input: input of attention, None for the residual stream after the norm before attention.
-        """
+    def forward(self, x: Tensor, attention_input: Tensor | None, context: PassContext, rows: Any) -> LayerOutput:
+        """See `DecoderLayer`."""
         if attention_input is None:
             attention_input = self._before_attention(x)
         attention_out = self._attention(attention_input, context, rows)
@@ -82,7 +87,7 @@ class FusedLayer:
         residual = self._feed(residual, x if self._parallel else residual)
         if self._inputs and context.layer_inputs is not None:
             residual = residual + self._inputs(residual, context.layer_inputs, self._activation)
-        return residual if self._scalar == 1 else residual * self._scalar
+        return LayerOutput(residual if self._scalar == 1 else residual * self._scalar, None)
 
     @property
     def _activation(self) -> Callable[[Tensor], Tensor]:

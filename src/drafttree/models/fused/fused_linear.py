@@ -1,11 +1,34 @@
 """Linear layers of one input as one product; their weights become views of one tensor."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from drafttree.models.quantization.int8_linear import Int8Linear, int8_product
+
+
+class JoinedWeights(NamedTuple):
+    """The parameters of linear layers of one input, joined.
+
+    Attributes:
+        weight: `[out, in]`.
+        bias: `[out]`, None for none.
+        scale: float32 `[out]` factors of rows of eight bits, None for other weights.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None = None
+
+    @classmethod
+    def of(cls, *layers: Any) -> "JoinedWeights":
+        """Join the parameters of layers, which become views of the joined ones."""
+        bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
+        if isinstance(layers[0], Int8Linear):
+            quantized = _join([layer.quantized for layer in layers])
+            return cls(quantized, bias, _join([layer.scale for layer in layers]))
+        return cls(_join([layer.weight for layer in layers]), bias)
 
 
 class FusedLinear:
@@ -19,8 +42,8 @@ class FusedLinear:
     """
 
     def __init__(self, *layers: Any) -> None:
-        self._bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-        self._weight = _join([layer.weight for layer in layers]).t()
+        weight, self._bias, _ = JoinedWeights.of(*layers)
+        self._weight = weight.t()
         self.width = self._weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,13 +60,14 @@ class FusedInt8Linear:
     """`FusedLinear` for layers with weights of eight bits."""
 
     def __init__(self, *layers: Int8Linear) -> None:
-        self._bias = _join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-        self._weight = _join([layer.quantized for layer in layers]), _join([layer.scale for layer in layers])
-        self.width = len(self._weight[0])
+        self._weight, self._bias, scale = JoinedWeights.of(*layers)
+        assert scale is not None
+        self._scale = scale
+        self.width = len(self._weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        product = int8_product(x, *self._weight)
+        product = int8_product(x, self._weight, self._scale)
         return product if self._bias is None else product.add_(self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:

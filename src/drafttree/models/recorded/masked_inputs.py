@@ -55,6 +55,9 @@ class MaskedInputs:
         hidden_size: width of the states that a draft head reads, 0 for a model.
     """
 
+    padding = BUCKETS[-1]
+    takes_windows = False
+
     def __init__(self, layout: CacheLayout, groups: int, reference_tensor: Tensor, hidden_size: int) -> None:
         nodes = BUCKETS[-1]
         self._layout = layout

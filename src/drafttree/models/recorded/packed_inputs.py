@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.models.attention.varlen_attention import Prefixes, VarlenAttention, attend_densely
-from drafttree.models.cache.buffer_pool import PADDING_ROW, PooledCache, RangePool
+from drafttree.models.cache.buffer_pool import PADDING_ROW, PooledCache, RangePool, allocation_of
 from drafttree.models.cache.kv_cache import CacheLayout, layer_rows
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.host_copies import as_placed, byte_places, packed_bits, send_to, unpacked_bits
@@ -180,67 +180,75 @@ class PackedTensors(NamedTuple):
 
     Attributes:
         memory: uint8, the bytes of all arrays.
-        arrays: views of these bytes.
+        arrays: views of these bytes, in a named tuple.
         hidden: `[1, nodes, hidden]` states that a draft head reads; empty for a model.
     """
 
     memory: Tensor
-    arrays: PassArrays[Tensor]
+    arrays: Any
     hidden: Tensor
 
     @classmethod
-    def empty(cls, arrays: PassArrays[Array], hidden_states: Tensor) -> "PackedTensors":
+    def empty(cls, arrays: Any, hidden_states: Tensor) -> "PackedTensors":
         """Uninitialised memory for arrays of these shapes and for hidden states, on the device of `hidden_states`."""
         memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden_states.device)
         nodes = arrays.nodes.shape[1] if hidden_states.numel() else 0
-        return cls(
-            memory, PassArrays(*as_placed(memory, arrays)), hidden_states.new_zeros(1, nodes, hidden_states.shape[-1])
-        )
+        tensors = type(arrays)(*as_placed(memory, arrays))
+        return cls(memory, tensors, hidden_states.new_zeros(1, nodes, hidden_states.shape[-1]))
 
 
-class PackedInputs:
-    """Makes the inputs of passes over several requests. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
+class RangeInputs:
+    """Makes the inputs of passes whose KV caches are ranges of one allocation, from arrays that the host writes.
+
+    See `drafttree.models.recorded.recorded_passes.InputBuilder`. A subclass says which arrays.
 
     Args:
         pool: pool that the KV caches are taken from.
         layout: layout of the KV caches.
-        groups: query heads that share a key head.
-        varlen: attends to the committed rows.
 
     Attributes:
         pool: as given.
     """
 
-    def __init__(self, pool: RangePool, layout: CacheLayout, groups: int, varlen: VarlenAttention) -> None:
+    padding = 0
+    takes_windows = False
+
+    def __init__(self, pool: RangePool, layout: CacheLayout) -> None:
         self.pool = pool
         self._layout = layout
-        self._groups = groups
-        self._varlen = varlen
 
-    def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> PackedSizes | None:
-        for segment in segments:
+    def sizes_of(self, segments: Sequence[Segment]) -> Any:
+        """The sizes of a pass, without padding."""
+        raise NotImplementedError
+
+    def padded_sizes(self, segments: Sequence[Segment]) -> Any:
+        """The sizes of a pass that is recorded, None if it is too large."""
+        raise NotImplementedError
+
+    def arrays_of(self, segments: Sequence[Segment], sizes: Any) -> Any:
+        """A named tuple of the arrays that a pass of these sizes reads; the columns of `nodes` are nodes."""
+        raise NotImplementedError
+
+    def inputs(self, memory: PackedTensors, sizes: Any, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
+        raise NotImplementedError
+
+    def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> Any:
+        for segment in segments:  # making room for one segment may move the rows of all
             segment.cache.reserve(reference_tensor, segment.nodes)
-        sizes = PackedSizes.of(segments)
-        if max(sizes.nodes, sizes.drafted) > BUCKETS[-1] or sizes.requests > MAX_REQUESTS:
-            return None
-        nodes = _bucket(sizes.nodes)
-        return PackedSizes(nodes, _bucket(sizes.drafted), min(nodes, MAX_REQUESTS), nodes)
+        return self.padded_sizes(segments)
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
         return self.pool.passes
 
     def rows(self, segments: Sequence[Segment]) -> list[tuple[Tensor, Tensor]]:
         """Per layer all keys and values `[key heads, rows, width]` of the allocation."""
-        return [(keys[0], values[0]) for keys, values in layer_rows(self._layout, self.pool.buffers)]
+        buffers = allocation_of(segments[0].cache).buffers
+        return [(keys[0], values[0]) for keys, values in layer_rows(self._layout, [*buffers])]
 
     def store(
-        self,
-        segments: Sequence[Segment],
-        hidden_states: Tensor,
-        sizes: PackedSizes,
-        memory: PackedTensors | None = None,
+        self, segments: Sequence[Segment], hidden_states: Tensor, sizes: Any, memory: PackedTensors | None = None
     ) -> PackedTensors:
-        arrays = PassArrays.of(segments, sizes)
+        arrays = self.arrays_of(segments, sizes)
         memory = memory or PackedTensors.empty(arrays, hidden_states)
         send_to(arrays, memory.memory)
         if hidden_states.numel():
@@ -248,9 +256,42 @@ class PackedInputs:
             memory.hidden[:, hidden_states.shape[1] :].zero_()  # an earlier pass may have left NaN
         return memory
 
+    def unrecorded(self, segments: Sequence[Segment], hidden_states: Tensor) -> PassInputs:
+        sizes = self.sizes_of(segments)
+        return self.inputs(self.store(segments, hidden_states, sizes), sizes, self.rows(segments))
+
+
+class PackedInputs(RangeInputs):
+    """Makes the inputs of passes over several requests, with attention by torch. See `RangeInputs`.
+
+    Args:
+        pool: pool that the KV caches are taken from.
+        layout: layout of the KV caches.
+        groups: query heads that share a key head.
+        varlen: attends to the committed rows.
+    """
+
+    def __init__(self, pool: RangePool, layout: CacheLayout, groups: int, varlen: VarlenAttention) -> None:
+        super().__init__(pool, layout)
+        self._groups = groups
+        self._varlen = varlen
+
+    def sizes_of(self, segments: Sequence[Segment]) -> PackedSizes:
+        return PackedSizes.of(segments)
+
+    def padded_sizes(self, segments: Sequence[Segment]) -> PackedSizes | None:
+        sizes = PackedSizes.of(segments)
+        if max(sizes.nodes, sizes.drafted) > BUCKETS[-1] or sizes.requests > MAX_REQUESTS:
+            return None
+        nodes = _bucket(sizes.nodes)
+        return PackedSizes(nodes, _bucket(sizes.drafted), min(nodes, MAX_REQUESTS), nodes)
+
+    def arrays_of(self, segments: Sequence[Segment], sizes: PackedSizes) -> PassArrays[Array]:
+        return PassArrays.of(segments, sizes)
+
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         groups = self._groups
-        arrays = memory.arrays
+        arrays: PassArrays[Tensor] = memory.arrays
         nodes = NodeColumns(*arrays.nodes)
         requests = RequestColumns(*arrays.requests)
 
@@ -266,10 +307,6 @@ class PackedInputs:
             return PackedAttention(self._varlen, nodes.new_rows, arrays.tree_rows, visible, prefixes, has_prefix)
 
         return PassInputs(nodes.tokens[None], nodes.positions[None], memory.hidden, rows, attention)
-
-    def unrecorded(self, segments: Sequence[Segment], hidden_states: Tensor) -> PassInputs:
-        sizes = PackedSizes.of(segments)
-        return self.inputs(self.store(segments, hidden_states, sizes), sizes, self.rows(segments))
 
 
 def _bucket(count: int) -> int:

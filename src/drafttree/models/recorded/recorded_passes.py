@@ -8,7 +8,8 @@ recorded on them.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from drafttree.models.attention.varlen_attention import VarlenAttention
 from drafttree.models.cache.buffer_pool import BufferPool, PooledCache, RangePool, RecordedPass, Recorder
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
-from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.fused.decoder_backend import DecoderBackend, run_in_groups
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.recorded.masked_inputs import BUCKETS, MaskedInputs
+from drafttree.models.recorded.masked_inputs import MaskedInputs
 from drafttree.models.recorded.packed_inputs import PackedInputs
 from drafttree.models.segment import Output, Segment
 from drafttree.models.windows import EVERYTHING
@@ -28,7 +29,18 @@ logger = logging.getLogger("drafttree")
 
 
 class InputBuilder(Protocol):
-    """Makes the inputs of recorded passes in memory that does not move."""
+    """Makes the inputs of recorded passes in memory that does not move.
+
+    Attributes:
+        padding: rows of a KV cache that a pass may write behind its own.
+        takes_windows: whether KV caches may have a window.
+    """
+
+    @property
+    def padding(self) -> int: ...
+
+    @property
+    def takes_windows(self) -> bool: ...
 
     def make_room(self, segments: Sequence[Segment], reference_tensor: Tensor) -> Any:
         """Make room for a pass, and return its padded sizes; None if it is too large.
@@ -63,51 +75,71 @@ class InputBuilder(Protocol):
 class RecordedPasses:
     """Records and replays the passes of a model or draft head over trees.
 
-    A pass over one request is recorded for every dtype and device. Its attention is one call of torch with a mask
-    (`MaskedInputs`). A pass over several requests has two calls, whose results are joined (`PackedInputs`). One is for
-    the trees. The other is for the prefixes, with a kernel that few devices have (`find_varlen_attention`).
-
     Args:
         recorder: records a pass, as `CudaGraphs` does.
         layout: layout of the KV caches.
-        groups: query heads that share a key head.
         reference_tensor: a tensor of the cache's dtype, on its device.
-        hidden_size: width of the states that a draft head reads, 0 for a model.
-        varlen: attends to the prefixes of several requests in one call. If it is None, passes over several requests
-            are not recorded, and each request has its own calls.
+        pool: pool that KV caches are taken from.
+        lone: makes the inputs of passes over one request, and of passes that are not recorded.
+        shared: makes those of passes over several requests, perhaps `lone` itself. If it is None, they are not
+            recorded.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         layout: CacheLayout,
-        groups: int,
         reference_tensor: Tensor,
-        hidden_size: int = 0,
-        varlen: VarlenAttention | None = None,
+        pool: BufferPool,
+        lone: InputBuilder,
+        shared: InputBuilder | None,
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
         self._reference_tensor = reference_tensor
-        self._masked = MaskedInputs(layout, groups, reference_tensor, hidden_size)
-        self._packed = PackedInputs(RangePool(layout), layout, groups, varlen) if varlen else None
-        self._pool = self._packed.pool if self._packed else BufferPool(layout)
+        self._pool = pool
+        self._lone = lone
+        self._shared = shared
+
+    @classmethod
+    def of(cls, backend: DecoderBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> "RecordedPasses":
+        """The recorded passes of a backend.
+
+        If it makes no inputs itself, a pass over one request is recorded for every dtype and device. Its attention is
+        one call of torch with a mask (`MaskedInputs`). A pass over several requests has two calls, whose results are
+        joined (`PackedInputs`). One is for the trees. The other is for the prefixes, with a kernel that few devices
+        have (`find_varlen_attention`).
+
+        Args:
+            backend: runs the layers.
+            recorder: records a pass.
+            varlen: attends to the prefixes of several requests in one call, for a backend that makes no inputs itself.
+                If it is None, passes over several requests are not recorded, and each request has its own calls.
+        """
+        layout = backend.layout
+        if backend.inputs:
+            return cls(recorder, layout, backend.empty, backend.inputs.pool, backend.inputs, backend.inputs)
+        masked_inputs = MaskedInputs(layout, backend.groups, backend.empty, backend.hidden)
+        if varlen is None or backend.spans != (EVERYTHING,):
+            return cls(recorder, layout, backend.empty, BufferPool(layout), masked_inputs, None)
+        packed_inputs = PackedInputs(RangePool(layout), layout, backend.groups, varlen)
+        return cls(recorder, layout, backend.empty, packed_inputs.pool, masked_inputs, packed_inputs)
 
     def new_cache(self, capacity: int) -> PooledCache:
         """A KV cache whose passes can be recorded. Its capacity includes room for the padding of a pass."""
-        return PooledCache(self._layout, capacity + BUCKETS[-1], self._pool)
+        return PooledCache(self._layout, capacity + self._lone.padding, self._pool)
 
     def reserve(self, rows: int) -> None:
         """Make room for this many rows of KV caches. Passes recorded later stay valid until more rows are in use."""
-        if self._packed:
-            self._packed.pool.reserve(rows, self._reference_tensor)
+        if isinstance(self._pool, RangePool):
+            self._pool.reserve(rows, self._reference_tensor)
 
     def replay(
         self,
         segments: Sequence[Segment],
         run: Callable[[PassInputs], tuple[Tensor, ...]],
         *,
-        variant: tuple[int, ...] = (),
+        variant: Hashable = (),
         hidden_states: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Run a pass, recorded where it can be, and count its rows in the KV caches.
@@ -125,19 +157,23 @@ class RecordedPasses:
         builder = self._builder(segments)
         outputs = self._replay(builder, segments, run, hidden_states, variant) if builder else None
         if outputs is None:
-            outputs = run((builder or self._masked).unrecorded(segments, hidden_states))
+            outputs = run((builder or self._lone).unrecorded(segments, hidden_states))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return outputs
 
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
-        """The builder for these requests; None if a KV cache has a window or is of another pool."""
-        caches = [segment.cache for segment in segments]
-        if not all(
-            isinstance(cache, PooledCache) and cache.pool is self._pool and not cache.windowed for cache in caches
-        ):
+        """The builder for these requests; None if a KV cache is of another pool, or has a window that none takes."""
+        builder = self._lone if len(segments) == 1 else self._shared
+        if builder is None:
             return None
-        return self._masked if len(segments) == 1 else self._packed
+        for segment in segments:
+            cache = segment.cache
+            if not isinstance(cache, PooledCache) or cache.pool is not self._pool:
+                return None
+            if cache.windowed and not builder.takes_windows:
+                return None
+        return builder
 
     def _replay(
         self,
@@ -145,7 +181,7 @@ class RecordedPasses:
         segments: Sequence[Segment],
         run: Callable[[PassInputs], tuple[Tensor, ...]],
         hidden_states: Tensor,
-        variant: tuple[int, ...],
+        variant: Hashable,
     ) -> tuple[Tensor, ...] | None:
         """The outputs of a recorded pass; None where there is none."""
         sizes = builder.make_room(segments, hidden_states)
@@ -185,28 +221,27 @@ class RecordedPasses:
 
 
 class RecordedBackend:
-    """Replays recorded passes of fused layers. See `drafttree.models.base.Backend` for the protocol.
+    """Replays recorded passes of another backend. See `drafttree.models.base.Backend` for the protocol.
 
     Several texts may use it alternately, but not several threads, since every pass reads its inputs from the same
-    memory. If a pass cannot be recorded, it and all later ones run on the fused layers directly.
+    memory. If a pass cannot be recorded, it and all later ones run on that backend directly.
 
     Args:
-        fused: runs the layers. Its weights must not move from then on.
+        backend: runs the layers. Its weights must not move from then on.
         recorder: records a pass.
-        varlen: as of `RecordedPasses`; it is used if no layer has a window.
+        varlen: as of `RecordedPasses.of`.
     """
 
-    exact_text = False
-    fallback_reason = None
     lossy_window = None
     shares_passes = True
 
-    def __init__(self, fused: FusedBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
-        self.device = fused.device
-        self.packed_nbytes = fused.packed_nbytes
-        self._fused = fused
-        varlen = varlen if fused.spans == (EVERYTHING,) else None
-        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.empty, fused.hidden, varlen)
+    def __init__(self, backend: DecoderBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
+        self.device = backend.device
+        self.exact_text = backend.exact_text
+        self.fallback_reason = backend.fallback_reason
+        self.packed_nbytes = backend.packed_nbytes
+        self._backend = backend
+        self._passes = RecordedPasses.of(backend, recorder, varlen)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
@@ -218,14 +253,20 @@ class RecordedBackend:
     def forward(
         self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = (), states: Tensor | None = None
     ) -> list[Output]:
-        """A pass; see `FusedBackend.forward`."""
-        fused = self._fused
-
-        def run(inputs: PassInputs) -> tuple[Tensor, ...]:
-            x, hidden_states = fused.run_layers(inputs, hidden_layers)
-            return x, *hidden_states
-
+        """A pass; see `DecoderBackend.forward`."""
         if not segments:
             return []
-        x, *hidden_states = self._passes.replay(segments, run, variant=hidden_layers, hidden_states=states)
-        return fused.outputs_of(segments, x, tuple(hidden_states))
+        return run_in_groups(segments, states, self._backend.group_of, partial(self._run, hidden_layers))
+
+    def _run(self, hidden_layers: tuple[int, ...], segments: Sequence[Segment], states: Tensor | None) -> list[Output]:
+        """A pass over segments of one group."""
+        backend = self._backend
+        long_rope = segments[0].cache.long_rope
+
+        def run(inputs: PassInputs) -> tuple[Tensor, ...]:
+            x, hidden_states = backend.run_layers(inputs, hidden_layers, long_rope)
+            return x, *hidden_states
+
+        variant = hidden_layers, long_rope
+        x, *hidden_states = self._passes.replay(segments, run, variant=variant, hidden_states=states)
+        return backend.outputs_of(segments, x, tuple(hidden_states))

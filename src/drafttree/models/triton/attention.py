@@ -99,11 +99,11 @@ class TextNodes:
 
     @classmethod
     def of(cls, segment: Segment) -> "TextNodes":
-        """The nodes of a segment whose KV cache is of a `RangePool`."""
+        """The nodes of a segment, whose KV cache has room for them."""
         cache = segment.cache
-        assert isinstance(cache, PooledCache)
+        first_row = cache.pooled.start if isinstance(cache, PooledCache) else 0
         dropped = cache.windowed.dropped if cache.windowed else 0
-        return cls(cache.pooled.start, cache.length, segment.visible, dropped)
+        return cls(first_row, cache.length, segment.visible, dropped)
 
     @property
     def nodes(self) -> int:
@@ -255,8 +255,29 @@ class TritonAttention(NamedTuple):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`; `rows` are all keys and values `[key heads, rows, width]` of a layer."""
-        rotate_and_store(query, key, value, rows, NodeColumns(*self.trees.nodes).new_rows)
+        self.store(query, key, value, rows)
         return self.read(query, rows, scale)
+
+    def store(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: tuple[Tensor, Tensor],
+        cosine: Tensor | None = None,
+        sine: Tensor | None = None,
+    ) -> None:
+        """Rotate queries in place, and write rotated keys, and values, to the rows of their nodes.
+
+        Args:
+            query: as of `attend`.
+            key: as of `attend`; it is not changed.
+            value: as of `attend`.
+            rows: as of `attend`.
+            cosine: as of `rotate_and_store`.
+            sine: as of `rotate_and_store`.
+        """
+        rotate_and_store(query, key, value, rows, NodeColumns(*self.trees.nodes).new_rows, cosine, sine)
 
     def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`."""

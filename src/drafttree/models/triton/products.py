@@ -9,7 +9,7 @@ Weights are the left factor of the tiles' products, and rows the right. So 16 ro
 instructions are the same for any number of rows: only their width grows, which does not touch the sums.
 """
 # pyright: reportMissingImports=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
