@@ -82,7 +82,7 @@ class Counts:
                 self.parallel += any(isinstance(target, ast.Tuple) for target in targets) and isinstance(
                     node.value, ast.Tuple | ast.GeneratorExp
                 )
-            if isinstance(node, FUNCTIONS | ast.Lambda):
+            if isinstance(node, FUNCTIONS | ast.Lambda) and not is_kernel(node):
                 names = set(arguments_of(node))
                 if isinstance(node, FUNCTIONS):
                     names |= set(locals_of(node))
@@ -91,6 +91,13 @@ class Counts:
                 count = len(names)
                 self.crowded += count > MOST_NAMES
                 self.most_names = max(self.most_names, count)
+
+
+def is_kernel(function: FUNCTIONS | ast.Lambda) -> bool:
+    """Whether a function runs on a GPU: its arguments are the pointers, strides and constants of a launch."""
+    decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
+    called = [each.func if isinstance(each, ast.Call) else each for each in decorators]
+    return any(isinstance(each, ast.Attribute) and each.attr == "jit" for each in called)
 
 
 def is_docstring(node: ast.AST) -> bool:

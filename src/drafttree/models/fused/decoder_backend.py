@@ -225,7 +225,7 @@ def run_in_groups(
     """Run segments of the same group in one pass; outputs are in the order of the segments.
 
     Args:
-        segments: the parts of all passes.
+        segments: the segment_states of all passes.
         states: `[1, nodes, hidden]` that a draft head reads, for the nodes of all segments.
         group_of: the group of a segment.
         run: runs segments of one group, given their states.
@@ -234,8 +234,8 @@ def run_in_groups(
         return run(segments, states)
     if states is None:
         return forward_in_groups(segments, group_of, lambda group: run(group, None))
-    parts = split(states, [segment.nodes for segment in segments])
-    states_of = dict(zip(map(id, segments), parts, strict=True))
+    segment_states = split(states, [segment.nodes for segment in segments])
+    states_of = dict(zip(map(id, segments), segment_states, strict=True))
     return forward_in_groups(
         segments, group_of, lambda group: run(group, join([states_of[id(segment)] for segment in group]))
     )

@@ -81,7 +81,7 @@ class RecordedPasses:
         reference_tensor: a tensor of the cache's dtype, on its device.
         pool: pool that KV caches are taken from.
         lone: makes the inputs of passes over one request, and of passes that are not recorded.
-        shared: makes those of passes over several requests, perhaps `lone` itself. If it is None, they are not
+        packed: makes those of passes over several requests, perhaps `lone` itself. If it is None, they are not
             recorded.
     """
 
@@ -92,14 +92,14 @@ class RecordedPasses:
         reference_tensor: Tensor,
         pool: BufferPool,
         lone: InputBuilder,
-        shared: InputBuilder | None,
+        packed: InputBuilder | None,
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._layout = layout
         self._reference_tensor = reference_tensor
         self._pool = pool
         self._lone = lone
-        self._shared = shared
+        self._packed = packed
 
     @classmethod
     def of(cls, backend: DecoderBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> "RecordedPasses":
@@ -164,7 +164,7 @@ class RecordedPasses:
 
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
         """The builder for these requests; None if a KV cache is of another pool, or has a window that none takes."""
-        builder = self._lone if len(segments) == 1 else self._shared
+        builder = self._lone if len(segments) == 1 else self._packed
         if builder is None:
             return None
         for segment in segments:

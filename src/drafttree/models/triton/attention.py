@@ -41,6 +41,7 @@ TILE_NODES = 8
 """Most nodes of a tile, which are of one text."""
 TILE_QUERIES = 32
 """Most queries of one program, unless more query heads share a key head."""
+LOG2_E = math.log2(math.e)
 LEAST_QUERIES = 16
 """Least rows of a tile of tensor cores."""
 BLOCK_BYTES = 16384
@@ -139,12 +140,12 @@ class TreeSizes(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[TextNodes]) -> "TreeSizes":
         """The sizes of a pass, without padding."""
-        most_places = max(int(text.places.max()) + 1 for text in texts)
+        place_count = max(int(text.places.max()) + 1 for text in texts)
         return cls(
             nodes=sum(text.nodes for text in texts),
             tiles=sum(len(text.tile_firsts) for text in texts),
             own_rows=max(sum(len(text.own_rows) for text in texts), 1),
-            splits=-(-most_places // SPLIT),
+            splits=-(-place_count // SPLIT),
         )
 
 
@@ -203,7 +204,7 @@ class PackedTrees(NamedTuple, Generic[ColumnT]):
             ValueError: the sizes are too small.
         """
         least_sizes = TreeSizes.of(texts)
-        if any(size < least for size, least in zip(sizes, least_sizes, strict=True)):
+        if any(size < least_size for size, least_size in zip(sizes, least_sizes, strict=True)):
             raise ValueError(f"{sizes} are too small for {least_sizes}")
         trees = PackedTrees(
             np.zeros((7, sizes.nodes), dtype=np.int32),
@@ -214,7 +215,7 @@ class PackedTrees(NamedTuple, Generic[ColumnT]):
         tiles = TileColumns(*trees.tiles)
         nodes.new_rows.fill(PADDING_ROW)
         nodes.places.fill(-1)
-        node = tile = own = 0
+        node = tile = own_row = 0
         for text in texts:
             node_slice = slice(node, node + text.nodes)
             tile_slice = slice(tile, tile + len(text.tile_firsts))
@@ -224,14 +225,14 @@ class PackedTrees(NamedTuple, Generic[ColumnT]):
             nodes.first_rows[node_slice] = text.first_row
             nodes.dropped[node_slice] = text.dropped
             nodes.shared[node_slice] = text.shared
-            nodes.own_starts[node_slice] = own + text.own_counts.cumsum() - text.own_counts
+            nodes.own_starts[node_slice] = own_row + text.own_counts.cumsum() - text.own_counts
             nodes.commons[node_slice] = text.tile_commons.repeat(tile_counts)
             tiles.firsts[tile_slice] = node + text.tile_firsts
             tiles.counts[tile_slice] = tile_counts
-            trees.own_rows[own : own + len(text.own_rows)] = text.own_rows
+            trees.own_rows[own_row : own_row + len(text.own_rows)] = text.own_rows
             node = node_slice.stop
             tile = tile_slice.stop
-            own += len(text.own_rows)
+            own_row += len(text.own_rows)
         return trees
 
 
@@ -292,6 +293,70 @@ def workspace_size(sizes: TreeSizes, heads: int, width: int) -> int:
     return slots * sizes.nodes * heads * (width + 2)
 
 
+def _check_rows(query: Tensor, keys: Tensor, values: Tensor, sizes: TreeSizes) -> None:
+    """Check that queries, keys and values belong together; arguments and errors are those of `attend_to_trees`."""
+    nodes, heads, width = query.shape
+    if keys.shape != values.shape or keys.shape[2] != width or heads % len(keys) or nodes != sizes.nodes:
+        raise ValueError(f"queries {[*query.shape]} do not fit {sizes} and keys {[*keys.shape]}")
+    if not query.dtype == keys.dtype == values.dtype or not query.is_floating_point():
+        raise ValueError(f"queries of {query.dtype} do not fit keys of {keys.dtype} and values of {values.dtype}")
+    refuse_strides(query, keys, values)
+
+
+def _constants(query: Tensor, groups: int, span: Span, lossy_window: LossyWindow | None) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    heads, width = query.shape[1:]
+    columns = max(triton.next_power_of_2(width), LEAST_QUERIES)
+    return dict(  # noqa: C408, as the arguments of a call
+        GROUPS=groups,
+        HEADS=heads,
+        WIDTH=width,
+        COLUMNS=columns,
+        BLOCK=min(max(BLOCK_BYTES // (columns * query.element_size()), 16), 64),
+        SPLIT_PLACES=SPLIT,
+        SERIAL=len(query) >= SERIAL_NODES,
+        WINDOW=span.window or 0,
+        CHUNK=span.chunk or 0,
+        LOSSY=lossy_window.size if lossy_window else 0,
+        SINKS=lossy_window.sinks if lossy_window else 0,
+        num_warps=4,
+        num_stages=2,
+        enable_fp_fusion=False,  # so that both kernels round the same sums in the same way
+    )
+
+
+def _result(query: Tensor, out: Tensor | None) -> Tensor:
+    """The tensor for the result; arguments and errors are those of `attend_to_trees`."""
+    nodes, heads, width = query.shape
+    out = query.new_empty(nodes, heads * width) if out is None else out
+    if out.shape != (nodes, heads * width) or out.dtype != query.dtype or not out.is_contiguous():
+        raise ValueError(f"results of {out.dtype} {[*out.shape]} do not fit queries {[*query.shape]}")
+    return out
+
+
+def _states(workspace: Tensor | None, query: Tensor, sizes: TreeSizes) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums, tops and totals of the splits, in the workspace.
+
+    Args:
+        workspace: as for `attend_to_trees`.
+        query: as for `attend_to_trees`.
+        sizes: as for `attend_to_trees`.
+
+    Raises:
+        ValueError: the workspace is too small.
+    """
+    nodes, heads, width = query.shape
+    size = workspace_size(sizes, heads, width)
+    if workspace is None:
+        workspace = torch.empty(size, dtype=torch.float32, device=query.device)
+    if workspace.dtype != torch.float32 or workspace.numel() < size or not workspace.is_contiguous():
+        raise ValueError(f"the workspace holds {workspace.numel()} numbers of {workspace.dtype}, not {size} of float32")
+    slots = 2 if nodes >= SERIAL_NODES else sizes.splits  # states that are kept of each node and head
+    numbers = slots * nodes * heads
+    sums, tops, totals = workspace.view(-1)[:size].split((numbers * width, numbers, numbers))
+    return sums, tops, totals
+
+
 def attend_to_trees(
     query: Tensor,
     rows: tuple[Tensor, Tensor],
@@ -326,90 +391,51 @@ def attend_to_trees(
     Raises:
         ValueError: shapes, dtypes or strides do not fit, the scale is not positive, or the workspace is too small.
     """
-    nodes, heads, width = query.shape
     keys, values = rows
-    key_heads = keys.shape[0]
-    if keys.shape != values.shape or keys.shape[2] != width or heads % key_heads or nodes != sizes.nodes:
-        raise ValueError(f"queries {[*query.shape]} do not fit {sizes} and keys {[*keys.shape]}")
-    if not query.dtype == keys.dtype == values.dtype or not query.is_floating_point():
-        raise ValueError(f"queries of {query.dtype} do not fit keys of {keys.dtype} and values of {values.dtype}")
+    _check_rows(query, keys, values, sizes)
     if scale <= 0:
         raise ValueError(f"scores have the factor {scale}, which is not positive")
-    refuse_strides(query, keys, values)
-    out = query.new_empty(nodes, heads * width) if out is None else out
-    if out.shape != (nodes, heads * width) or out.dtype != query.dtype or not out.is_contiguous():
-        raise ValueError(f"results of {out.dtype} {[*out.shape]} do not fit queries {[*query.shape]}")
-    if not nodes:
+    out = _result(query, out)
+    if not len(query):
         return out
-    is_serial = nodes >= SERIAL_NODES
-    size = workspace_size(sizes, heads, width)
-    if workspace is None:
-        workspace = torch.empty(size, dtype=torch.float32, device=query.device)
-    if workspace.dtype != torch.float32 or workspace.numel() < size or not workspace.is_contiguous():
-        raise ValueError(f"the workspace holds {workspace.numel()} numbers of {workspace.dtype}, not {size} of float32")
-    groups = heads // key_heads
-    columns = max(triton.next_power_of_2(width), LEAST_QUERIES)
+    groups = query.shape[1] // len(keys)
     tile_nodes = _tile_nodes(groups)
-    constants: dict[str, Any] = dict(  # noqa: C408, as the arguments of a call
-        GROUPS=groups,
-        HEADS=heads,
-        WIDTH=width,
-        COLUMNS=columns,
-        BLOCK=min(max(BLOCK_BYTES // (columns * query.element_size()), 16), 64),
-        SPLIT_PLACES=SPLIT,
-        SERIAL=is_serial,
-        WINDOW=span.window or 0,
-        CHUNK=span.chunk or 0,
-        LOSSY=lossy_window.size if lossy_window else 0,
-        SINKS=lossy_window.sinks if lossy_window else 0,
-        num_warps=4,
-        num_stages=2,
-        enable_fp_fusion=False,  # so that both kernels round the same sums in the same way
-    )
-    strides = *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], nodes
-    exponent = scale * math.log2(math.e)
-    slots = 2 if is_serial else sizes.splits
-    states = workspace.view(-1)[:size]
-    numbers = slots * nodes * heads
-    sums, tops, totals = states.split((numbers * width, numbers, numbers))
-    columns_of = NodeColumns(*trees.nodes)
-    tiles = TileColumns(*trees.tiles)
-    _common_kernel[(sizes.tiles * (TILE_NODES // tile_nodes), key_heads, 1 if is_serial else sizes.splits)](
+    splits = 1 if len(query) >= SERIAL_NODES else sizes.splits
+    constants = _constants(query, groups, span, lossy_window)
+    strides = *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], len(query)
+    states = _states(workspace, query, sizes)
+    nodes = NodeColumns(*trees.nodes)
+    _common_kernel[(sizes.tiles * (TILE_NODES // tile_nodes), len(keys), splits)](
         query,
         keys,
         values,
-        sums,
-        tops,
-        totals,
-        columns_of.places,
-        columns_of.first_rows,
-        columns_of.dropped,
-        columns_of.commons,
-        tiles.firsts,
-        tiles.counts,
-        exponent,
+        *states,
+        nodes.places,
+        nodes.first_rows,
+        nodes.dropped,
+        nodes.commons,
+        *trees.tiles,
+        scale * LOG2_E,
         *strides,
         NODES=tile_nodes,
         NODES_OF_TILE=TILE_NODES,
         QUERIES=max(triton.next_power_of_2(tile_nodes * groups), LEAST_QUERIES),
         **constants,
     )
-    _path_kernel[(nodes, key_heads)](
+    _path_kernel[(len(query), len(keys))](
         query,
         keys,
         values,
-        sums,
-        tops,
-        totals,
-        columns_of.places,
-        columns_of.first_rows,
-        columns_of.dropped,
-        columns_of.commons,
-        columns_of.shared,
-        columns_of.own_starts,
+        *states,
+        nodes.places,
+        nodes.first_rows,
+        nodes.dropped,
+        nodes.commons,
+        nodes.shared,
+        nodes.own_starts,
         trees.own_rows,
         out,
-        exponent,
+        scale * LOG2_E,
         *strides,
         QUERIES=max(triton.next_power_of_2(groups), LEAST_QUERIES),
         **constants,

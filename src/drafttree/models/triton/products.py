@@ -264,10 +264,10 @@ def add_linear(
     for norm in (addition.inner, addition.norm):
         if norm is not None:
             check_norm(norm, [weight.outputs])
-    added = Added(residual_out, _new(x, weight.outputs, normed_out) if addition.norm else None)
+    results = Added(residual_out, _new(x, weight.outputs, normed_out) if addition.norm else None)
     sums = _sums(x, weight, workspace)
-    _add_rows(sums, weight, residual, addition, added)
-    return added
+    _add_rows(sums, weight, residual, addition, results)
+    return results
 
 
 def activation_of(function: Any) -> str:
@@ -280,8 +280,8 @@ def activation_of(function: Any) -> str:
     approximate = getattr(function, "approximate", "none")
     if name not in ACTIVATION_CLASSES or approximate not in ("none", "tanh"):
         raise AttributeError(f"{name} is not a known activation")
-    kind = "gelu_tanh" if approximate == "tanh" else ACTIVATION_CLASSES[name]
-    return next(key for key, value in ACTIVATIONS.items() if value == kind)
+    class_name = "gelu_tanh" if approximate == "tanh" else ACTIVATION_CLASSES[name]
+    return next(key for key, value in ACTIVATIONS.items() if value == class_name)
 
 
 class _Columns(NamedTuple):
@@ -384,26 +384,27 @@ def _launch_product(x: Tensor, weight: LinearWeight, columns: _Columns, keeps_su
     )
 
 
-def _add_rows(sums: Tensor, weight: LinearWeight, residual: Tensor, addition: Addition, added: Added) -> None:
-    inner, norm = addition.inner, addition.norm
+def _add_rows(sums: Tensor, weight: LinearWeight, residual: Tensor, addition: Addition, results: Added) -> None:
+    inner_norm = addition.inner
+    norm = addition.norm
     width = weight.outputs
     _add_rows_kernel[(len(residual),)](
         sums,
         weight.bias,
         residual,
-        added.residual,
-        added.normed,
-        inner.scale if inner else None,
-        inner.shift if inner else None,
+        results.residual,
+        results.normed,
+        inner_norm.scale if inner_norm else None,
+        inner_norm.shift if inner_norm else None,
         norm.scale if norm else None,
         norm.shift if norm else None,
         residual_stride=residual.stride(0),
-        out_stride=added.residual.stride(0),
-        normed_stride=0 if added.normed is None else added.normed.stride(0),
+        out_stride=results.residual.stride(0),
+        normed_stride=0 if results.normed is None else results.normed.stride(0),
         rows=len(residual),
         multiplier=addition.multiplier,
         scalar=addition.scalar,
-        inner_epsilon=inner.epsilon if inner else 0.0,
+        inner_epsilon=inner_norm.epsilon if inner_norm else 0.0,
         epsilon=norm.epsilon if norm else 0.0,
         N=width,
         SPLITS=len(sums) // len(residual),
@@ -411,9 +412,9 @@ def _add_rows(sums: Tensor, weight: LinearWeight, residual: Tensor, addition: Ad
         ROUNDS_TWICE=weight.scale is not None,
         IS_MULTIPLIED=addition.multiplier != 1,
         IS_SCALED=addition.scalar != 1,
-        HAS_INNER=inner is not None,
-        INNER_IS_CENTRED=inner is not None and inner.is_centred,
-        INNER_ROUNDS_EARLY=inner is not None and inner.rounds_early,
+        HAS_INNER=inner_norm is not None,
+        INNER_IS_CENTRED=inner_norm is not None and inner_norm.is_centred,
+        INNER_ROUNDS_EARLY=inner_norm is not None and inner_norm.rounds_early,
         IS_CENTRED=norm is not None and norm.is_centred,
         ROUNDS_EARLY=norm is not None and norm.rounds_early,
         **launch_options(warps_of(width)),
@@ -437,8 +438,8 @@ def _check_product(x: Tensor, weight: LinearWeight) -> None:
 
 def _check_rows(tensor: Tensor, x: Tensor, width: int) -> None:
     if tensor.shape != (len(x), width) or tensor.dtype != x.dtype or tensor.stride(1) != 1:
-        given = f"{[*tensor.shape]} of {tensor.dtype} with strides {[*tensor.stride()]}"
-        raise ValueError(f"{given} is not [{len(x)}, {width}] of {x.dtype}, or its rows are strided")
+        shown_form = f"{[*tensor.shape]} of {tensor.dtype} with strides {[*tensor.stride()]}"
+        raise ValueError(f"{shown_form} is not [{len(x)}, {width}] of {x.dtype}, or its rows are strided")
 
 
 @triton.jit

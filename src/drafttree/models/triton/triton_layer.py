@@ -159,10 +159,10 @@ class _HeadNorm(NamedTuple):
 
     def apply(self, heads: Tensor) -> None:
         """Norm these heads of `[nodes, heads, width]` in place, in one launch."""
-        part = heads[:, self.heads]
+        head_slice = heads[:, self.heads]
         if self.together:
-            part = part.view(len(part), -1)
-        norm_rows(part, self.norm, part)
+            head_slice = head_slice.view(len(head_slice), -1)
+        norm_rows(head_slice, self.norm, head_slice)
 
 
 def _head_norms(attention: Attention) -> list[_HeadNorm]:
@@ -177,7 +177,7 @@ def _head_norms(attention: Attention) -> list[_HeadNorm]:
         norms.append((key_norm, key_heads))
     if len(attention.query_norm.weight) != attention.width:
         slices = slice(heads), slice(heads, heads + key_heads)
-        return [_HeadNorm(norm, part, True) for (norm, _), part in zip(norms, slices, strict=False)]
+        return [_HeadNorm(norm, head_slice, True) for (norm, _), head_slice in zip(norms, slices, strict=False)]
     value_norm = RowNorm.of(attention.value_norm, attention.width)
     if value_norm and attention.projected == 2:
         norms.append((value_norm, key_heads))
