@@ -116,15 +116,20 @@ def choose_head_backend(head: EagleHead) -> Head:
 
 
 def _trusted_on_triton(head: EagleHead, own_logits: Tensor) -> Any:
-    """The head on kernels in Triton; None if they are not preferred, cannot run it or give other logits."""
-    if not prefers_triton(own_logits.device) or why_not_kernels(own_logits.dtype, own_logits.device):
+    """The head on kernels in Triton; None if they are not preferred. If they cannot run it, the log says why."""
+    if not prefers_triton(own_logits.device):
         return None
-    try:
-        backend = HeadBackend(head, triton_backend_of(head))
-        return backend if _agrees(backend, head, own_logits) else None
-    except Exception as error:  # a compiler may raise anything
-        logger.info("a draft head runs without Triton: %s", why_it_does_not_run(error))
-        return None
+    reason = why_not_kernels(own_logits.dtype, own_logits.device)
+    if reason is None:
+        try:
+            backend = HeadBackend(head, triton_backend_of(head))
+            if _agrees(backend, head, own_logits):
+                return backend
+            reason = "its logits differ from the head's own"
+        except Exception as error:  # a compiler may raise anything
+            reason = why_it_does_not_run(error)
+    logger.warning("a draft head runs without the kernels in Triton: %s", reason)
+    return None
 
 
 def _trusted(backend_class: Any, head: EagleHead, own_logits: Tensor) -> Any:
