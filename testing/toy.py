@@ -89,7 +89,7 @@ class ToyModel:
 
     def score(self, segment: Segment) -> Output:
         """The output for one request; subclasses do more before or after it."""
-        cache, tokens, positions, visible, wanted = segment
+        cache, tokens, positions, visible, wanted = segment[:5]
         self.passes += 1
         self.forwarded += segment.nodes
         if self.passes == self.interrupt_at:

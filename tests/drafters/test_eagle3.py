@@ -59,16 +59,18 @@ def loaded(name: str = "SafeAILab", target: PreTrainedModel | None = None) -> An
 
 
 class Counted:
-    """A backend that notes how many rows each pass forwards."""
+    """A backend that notes how many rows each pass forwards, and whether it computes logits."""
 
     def __init__(self, inner: Head) -> None:
-        self.inner, self.forwarded = inner, []
+        self.inner, self.forwarded, self.kinds = inner, [], set()
 
     def __getattr__(self, name: str):
         return getattr(self.inner, name)
 
     def __call__(self, segments, hidden):
         self.forwarded.append(hidden.shape[1])
+        bucket = 1 << (hidden.shape[1] - 1).bit_length()
+        self.kinds.add((bucket, any(segment.wanted_nodes for segment in segments)))
         return self.inner(segments, hidden)
 
     def draft_chains(self, segments, count, allowed, hidden):
@@ -178,7 +180,7 @@ def test_recorded_passes_are_the_formulas_over_rounds(name):
     session = Session(name, recorder=recorder)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
         session.round(committed)
-    assert recorder.recorded == len({1 << (rows - 1).bit_length() for rows in session.forwarded})
+    assert recorder.recorded == len(session.drafter.heads[0].kinds)
 
 
 def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(fast):

@@ -8,11 +8,14 @@ import torch
 from drafttree import Decoder
 from drafttree.drafters import MedusaDrafter
 from drafttree.drafters.formats.heads import MEDUSA as READER
+from drafttree.drafters.ranked_logits import RANKED
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel
+from drafttree.models.recorded.recorded_function import RecordedFunction
 from drafttree.policies import Chain, Talon
 from helpers import trained
 from helpers.checkpoints import FORMATS, Tensors, medusa_shapes
+from helpers.replays import Operations
 from helpers.trained import HIDDEN, LENGTH, PROMPT, VOCAB
 from testing import tiny
 from testing.costs import toy_decoder
@@ -47,6 +50,26 @@ def test_the_heads_run_once_a_round_whatever_the_tree():
         assert [turn.draft_passes for turn in metrics.rounds] == [min(turn.levels, 1) for turn in metrics.rounds]
         assert max(turn.levels for turn in metrics.rounds) == min(3, policy.levels() or 3)
         assert metrics.draft_pass > 0
+
+
+def test_all_levels_are_ranked_in_one_recorded_run(monkeypatch):
+    """As on a device: the tree is that of the logits, which are not read."""
+    recorder = Operations()
+    drafter = counter()
+    drafter.run = RecordedFunction(drafter._all_levels, recorder)
+    contexts = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(0))
+    (wanted,) = counter()._all_levels(contexts)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False), raising=False)
+    for rows in (contexts[:3], contexts[1:4], contexts):
+        logits, best = drafter.run(rows)
+    assert recorder.recorded == 2
+    torch.testing.assert_close(logits, wanted)
+    torch.testing.assert_close(best[:, 0], logits.log_softmax(-1).topk(min(VOCAB, RANKED)).values)
+    ours, own = (toy_decoder(MODEL, heads, Talon(width=4, budget=16)) for heads in (drafter, counter()))
+    ours.loop.reads_at_once = True
+    found, plain = (decoder.generate(PROMPT, max_new_tokens=LENGTH) for decoder in (ours, own))
+    assert found.tokens == plain.tokens
+    assert found.metrics.tau == plain.metrics.tau > 2
 
 
 def test_no_tree_is_deeper_than_there_are_heads():

@@ -9,8 +9,13 @@ from transformers import AutoModelForCausalLM, Cache, cache_utils, modeling_laye
 
 import drafttree
 from drafttree.drafters import Frontier, HeadDrafter, MixedDrafter
+from drafttree.drafters.ranked_logits import RankedLogits
+from drafttree.models import TargetModel
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.verifiers import Coupled
 from helpers.checkpoints import MTP
+from helpers.replays import Operations
 from testing import tiny
 from testing.tokenizers import words
 
@@ -162,6 +167,26 @@ def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path
         found += [session.draft_level(token[None, None], torch.tensor([[0]]))[0, 0] for token in chain[0, :-1]]
     for logits, own in zip(found, expected[0], strict=True):
         assert_near(logits, own)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_recorded_passes_have_the_same_logits_and_rank_them(layers, tmp_path):
+    decoder, target, expected = loaded(tmp_path, layers=layers)
+    drafter = decoder.drafter
+    recorder = Operations()
+    for head in drafter.heads:
+        backend = RecordedBackend(FusedBackend(head.model.module), recorder)
+        head.model = TargetModel(head.model.module, lambda _, backend=backend: backend)
+    recorded_counts = []
+    for text in (TEXT[::-1], TEXT):  # the passes of the second text are replayed
+        session = begun(drafter, states_of(target, text), text)
+        with torch.inference_mode():
+            assert isinstance(drafter.draft_root([session]), RankedLogits)
+        del session  # so that its KV cache serves the next one
+        for path, logits in grown(begun(drafter, states_of(target, text), text), (2, 2)):
+            assert_near(logits, expected(text, path))
+        recorded_counts.append(recorder.recorded)
+    assert 0 < recorded_counts[0] == recorded_counts[1]
 
 
 @pytest.mark.few(2)

@@ -8,16 +8,16 @@ from helpers.device_counts import DeviceCounts, decoder_of, take_for_a_device
 PROMPT = "The old keeper told the children that the storm would come before the night, and that the old keeper told"
 TALON = "talon:budget=16,width=4"
 CASES = [
-    (None, "chain", 1, 5.5),
-    (None, "chain", 16, 8),
-    ("embedded-eagle3", "chain:depth=5", 1, 60),
-    ("embedded-eagle3", "chain:depth=5", 16, 104),
-    ("embedded-eagle3", TALON, 1, 31),
-    ("embedded-eagle3", TALON, 16, 138),
-    ("lookup", TALON, 1, 5.5),
-    ("lookup", TALON, 16, 8),
-    ("mixed:embedded-eagle3", TALON, 1, 25),
-    ("mixed:embedded-eagle3", TALON, 16, 122),
+    (None, "chain", 1, 1),
+    (None, "chain", 16, 2),
+    ("embedded-eagle3", "chain:depth=5", 1, 19),
+    ("embedded-eagle3", "chain:depth=5", 16, 60),
+    ("embedded-eagle3", TALON, 1, 17),
+    ("embedded-eagle3", TALON, 16, 124),
+    ("lookup", TALON, 1, 1),
+    ("lookup", TALON, 16, 4),
+    ("mixed:embedded-eagle3", TALON, 1, 14),
+    ("mixed:embedded-eagle3", TALON, 16, 110),
 ]
 """Drafter, policy, texts at once, and kernels of a round at most, as they were counted."""
 

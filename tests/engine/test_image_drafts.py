@@ -184,7 +184,7 @@ def test_a_draft_model_drafts_what_a_model_without_eyes_would():
     session.draft_root()
     with torch.no_grad():
         expected = draft(torch.tensor([shown + request.text.generated])).logits[0, -1]
-    torch.testing.assert_close(session.logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(session.output.logits[0, -1], expected, atol=1e-4, rtol=1e-4)
 
 
 class HiddenReader:

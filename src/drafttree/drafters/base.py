@@ -11,6 +11,7 @@ from torch import Tensor
 from drafttree.core.candidates import Candidates
 from drafttree.drafters.former_names import WithFormerNames, add_new_names
 from drafttree.drafters.image_placeholders import NO_IMAGES, ImagePlaceholders
+from drafttree.drafters.ranked_logits import DraftLogits, RankedLogits
 from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
 from drafttree.models.host_copies import send
@@ -39,17 +40,18 @@ class Frontier(NamedTuple):
 class SharedDrafter(Protocol):
     """A drafter that drafts for several of its sessions in one pass."""
 
-    def draft_root(self, sessions: Sequence[Any]) -> Tensor | Candidates:
+    def draft_root(self, sessions: Sequence[Any]) -> DraftLogits | Candidates:
         """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round.
 
-        A drafter that proposes few tokens, and has them on the host, may return them as `Candidates`.
+        A drafter that proposes few tokens, and has them on the host, may return them as `Candidates`. One whose pass
+        ranks tokens on the device returns `RankedLogits`.
         """
         ...
 
-    def draft_level(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> DraftLogits | Candidates:
         """Return logits `[nodes, vocab]` of the token after each node of the frontiers, in order.
 
-        `Candidates` may be returned instead, as by `draft_root`.
+        `Candidates` or `RankedLogits` may be returned instead, as by `draft_root`.
 
         Args:
             sessions: sessions that have nodes.
@@ -132,7 +134,7 @@ class Session(WithFormerNames):
 
     def draft_root(self) -> Tensor:
         """Return logits `[1, 1, vocab]` of the token after the root; the first draft pass of a round."""
-        return _as_logits(self.drafter.draft_root([self]), self.device)[None]
+        return as_tensor(self.drafter.draft_root([self]), self.device)[None]
 
     def draft_level(self, tokens: Tensor, origins: Tensor) -> Tensor:
         """Return logits `[1, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
@@ -142,7 +144,7 @@ class Session(WithFormerNames):
             origins: `[1, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
         frontier = Frontier(tokens[0].tolist(), origins[0].tolist())
-        return _as_logits(self.drafter.draft_level([self], [frontier]), self.device)[None]
+        return as_tensor(self.drafter.draft_level([self], [frontier]), self.device)[None]
 
     def read_cache(self, cache: TreeCache) -> None:
         """Take the target's KV cache of the request, once, before any other method is called.
@@ -214,8 +216,11 @@ class Session(WithFormerNames):
         return None
 
 
-def _as_logits(rows: Tensor | Candidates, device: torch.device) -> Tensor:
-    return rows.dense(device) if isinstance(rows, Candidates) else rows
+def as_tensor(rows: DraftLogits | Candidates, device: torch.device) -> Tensor:
+    """The logits of all tokens, whatever form a drafter gives them."""
+    if isinstance(rows, Candidates):
+        return rows.dense(device)
+    return rows.logits() if isinstance(rows, RankedLogits) else rows
 
 
 class ShownBySize(WithFormerNames):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
+from drafttree.drafters.ranked_logits import RANKED, DraftLogits
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Segment, TreeCache
 from drafttree.models.inference import in_inference_mode
@@ -36,7 +37,7 @@ class Head(Protocol):
         """Fuse the target's hidden states to the states `[1, rows, hidden]` that committed tokens read."""
         ...
 
-    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[DraftLogits, Tensor]:
         """Run a pass; keys and values join the drafted rows of each KV cache.
 
         Args:
@@ -108,7 +109,7 @@ class HeadDrafter(ShownBySize):
         return self.heads
 
     @in_inference_mode
-    def draft_root(self, sessions: "Sequence[HeadSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[HeadSession]") -> DraftLogits:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             logits = self.read(sessions, [session.unread_rows() for session in sessions], LAST_ROW)
@@ -117,7 +118,7 @@ class HeadDrafter(ShownBySize):
         return logits
 
     @in_inference_mode
-    def draft_level(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> DraftLogits:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             states = inherited_states(sessions, frontiers)
@@ -140,7 +141,7 @@ class HeadDrafter(ShownBySize):
             states = inherited_states(sessions, frontiers)
             return draft(level_segments(sessions, frontiers), count, allowed, states)
 
-    def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted_rows: slice) -> Tensor:
+    def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted_rows: slice) -> DraftLogits:
         """Run the head over committed tokens, and commit their rows.
 
         Args:
@@ -256,7 +257,7 @@ class HeadSession(TreeSession):
 
     def text_segment(self, tokens: list[int], wanted_rows: slice) -> Segment:
         """The next tokens of the text, as rows of the head."""
-        return Segment.of_text(self.cache, tokens)._replace(wanted=wanted_rows)
+        return Segment.of_text(self.cache, tokens)._replace(wanted=wanted_rows, ranked=RANKED)
 
     def commit_rows(self, rows: Rows, outputs: Tensor) -> None:
         """Commit rows of the head, given its outputs `[1, rows, hidden]`."""

@@ -7,15 +7,17 @@ operations as a fused one, and drafttree-native runs a level in one call.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.base import HiddenStates, as_tensor
 from drafttree.drafters.eagle import EagleHead, over_vocabulary
 from drafttree.drafters.head import Head
+from drafttree.drafters.ranked_logits import DraftLogits, logits_of
 from drafttree.models import Segment, TreeCache
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.backend_choice import NOT_RUN
@@ -58,6 +60,7 @@ class HeadBackend:
     def __init__(self, head: EagleHead, backend: NativeBackend | DecoderBackend | RecordedBackend) -> None:
         self.backend = backend
         self._head = head
+        self._token_ids = None if head.target_ids is None else head.target_ids.cpu().numpy()
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self.backend.new_cache(capacity)
@@ -73,10 +76,11 @@ class HeadBackend:
             hidden_states = tuple(F.pad(states, (0, 0, 0, -rows % CPU_ROWS)) for states in hidden_states)
         return self._head.fuse(hidden_states)[:, :rows]
 
-    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.backend.forward(segments, hidden_layers=(self._head.output_layer,), states=states)
-        logits = join([output.logits[0] for output in outputs], 0)
-        return over_vocabulary(self._head, logits), join([output.hidden[0] for output in outputs])
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[DraftLogits, Tensor]:
+        head = self._head
+        outputs = self.backend.forward(segments, hidden_layers=(head.output_layer,), states=states)
+        logits = logits_of(outputs, partial(over_vocabulary, head), self._token_ids)
+        return logits, join([output.hidden[0] for output in outputs])
 
     @property
     def draft_chains(self) -> Any:
@@ -164,5 +168,6 @@ def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
     tokens = [(row + shift) % head.config.vocab for row in range(ROWS)]
     _, input_states = backend([Segment.of_text(cache, tokens)], input_states)
     cache.commit(range(ROWS))
-    logits, _ = backend([Segment.of_text(cache, tokens)._replace(wanted=slice(None))], input_states)
+    draft_logits, _ = backend([Segment.of_text(cache, tokens)._replace(wanted=slice(None))], input_states)
+    logits = as_tensor(draft_logits, input_states.device)
     return logits if head.target_ids is None else logits[:, head.target_ids]

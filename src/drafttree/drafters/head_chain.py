@@ -22,6 +22,7 @@ from drafttree.drafters.head import (
     inherited_states,
     split_by_segment,
 )
+from drafttree.drafters.ranked_logits import RANKED, DraftLogits
 from drafttree.drafters.session import Frontier, count_pass, level_segments
 from drafttree.models import Segment
 from drafttree.models.inference import in_inference_mode
@@ -36,7 +37,7 @@ class HeadChainDrafter(HeadDrafter):
         return HeadChainSession(self, self.refreshed_heads(), prompt, capacity)
 
     @in_inference_mode
-    def draft_level(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> DraftLogits:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`.
 
         On its first level, a head also computes the rows of all earlier nodes.
@@ -60,7 +61,7 @@ class HeadChainDrafter(HeadDrafter):
     def draft_chain(self, sessions: Sequence[Any], tokens: Sequence[int], count: int, allowed: int) -> None:
         """Return None: one call can draft a chain with a single head only."""
 
-    def read(self, sessions: Sequence[Any], rows: Sequence[Rows], wanted_rows: slice) -> Tensor:
+    def read(self, sessions: Sequence[Any], rows: Sequence[Rows], wanted_rows: slice) -> DraftLogits:
         """Run all heads over committed tokens, and commit their rows; arguments as of `HeadDrafter.read`.
 
         Returns:
@@ -184,7 +185,7 @@ class HeadChainSession(HeadSession):
 
     def text_segment(self, tokens: list[int], wanted_rows: slice) -> Segment:
         """The segment of the text's next tokens, for the first head."""
-        return Segment.of_text(self.caches[0], tokens)._replace(wanted=wanted_rows)
+        return Segment.of_text(self.caches[0], tokens)._replace(wanted=wanted_rows, ranked=RANKED)
 
     def handed_segment(self, index: int) -> Segment:
         """The segment of the tokens handed on to a head; it needs no logits."""
@@ -236,7 +237,8 @@ class HeadChainSession(HeadSession):
         cache = self.caches[self.level + 1]
         positions = cache.next_position + np.array(self._tree.levels)
         newest_nodes = slice(len(self._tree.tokens) - len(frontier.tokens), None)
-        segment = Segment(cache, np.array(self._tree.tokens), positions, self._tree.visible(), newest_nodes)
+        tokens = np.array(self._tree.tokens)
+        segment = Segment(cache, tokens, positions, self._tree.visible(), newest_nodes, RANKED)
         previous_outputs = torch.cat((self._newest_outputs[self.level], self._tree_outputs), 1)
         return segment, rows_of(previous_outputs, self._tree.parents)
 

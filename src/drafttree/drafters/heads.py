@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
+from drafttree.core.vocab_ops import ranked
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize, rows_of
+from drafttree.drafters.ranked_logits import RANKED, DraftLogits, logits_of
 from drafttree.drafters.session import count_pass
 from drafttree.drafters.target_parts import embedding, final_logits, last_layer, own_bytes, zero_hidden
 from drafttree.models import CacheLayout, Segment, TreeCache
@@ -24,6 +26,9 @@ from drafttree.models.attention.tree_attention import NAME
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
+from drafttree.models.recorded.cuda_graphs import CudaGraphs
+from drafttree.models.recorded.recorded_function import RecordedFunction
+from drafttree.models.segment import Output
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -181,7 +186,11 @@ class HeadsSession(Session):
         level: the level of the frontier.
         drafted: from which the next level is drafted: for Medusa the logits of all levels `[heads, vocab]`, for Hydra
             the heads' inputs at each node of the frontier `[1, frontier, width]`.
+        ranked_levels: for Medusa, `[2, heads, count]` the best tokens of all levels, as of `Output`; None if they are
+            not ranked.
     """
+
+    ranked_levels: Tensor | None = None
 
     def __init__(self, drafter: "HeadsDrafter", prompt: list[int], capacity: int) -> None:
         super().__init__(drafter, drafter.zero_hidden.device)
@@ -270,26 +279,52 @@ class MedusaDrafter(HeadsDrafter):
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
         super().__init__(heads, target)
         self.heads = heads
+        self.run = self._all_levels
+        device = self.zero_hidden.device
+        if device.type == "cuda":
+            self.run = RecordedFunction(self._all_levels, CudaGraphs(device))
+
+    def _all_levels(self, contexts: Tensor) -> tuple[Tensor, ...]:
+        """Logits `[texts, heads, vocab]` for contexts `[texts, hidden]`, and beside a CPU their ranks `[texts, ...]`.
+
+        On a CPU, a level's tokens are ranked when it is drafted.
+        """
+        logits = self.project(self.heads(contexts))
+        if logits.is_cpu:
+            return (logits,)
+        ranks = ranked(logits.flatten(0, 1), RANKED)
+        return logits, ranks.unflatten(1, logits.shape[:2]).transpose(0, 1)
 
     @in_inference_mode
-    def draft_root(self, sessions: Sequence[HeadsSession]) -> Tensor:
+    def draft_root(self, sessions: Sequence[HeadsSession]) -> DraftLogits:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             contexts = torch.cat([session.context() for session in sessions])
-            logits = self.project(self.heads(contexts))[:, 0]
-        for session, session_logits in zip(sessions, logits, strict=True):
-            session.drafted = session_logits
+            logits, *ranks = self.run(contexts[:, 0])
+        for index, session in enumerate(sessions):
+            session.drafted = logits[index]
+            session.ranked_levels = ranks[0][index] if ranks else None
             session.level = 0
-        return logits[:, 0]
+        return _level_logits(sessions, [1] * len(sessions))
 
     @in_inference_mode
-    def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> DraftLogits:
         """Logits `[nodes, vocab]` after each node, the same for all nodes of a level; see `SharedDrafter`."""
-        logits = list[Tensor]()
-        for session, frontier in zip(sessions, frontiers, strict=True):
+        for session in sessions:
             session.level += 1
-            logits.append(session.drafted[session.level].expand(len(frontier.tokens), -1))
-        return torch.cat(logits)
+        return _level_logits(sessions, [len(frontier.tokens) for frontier in frontiers])
+
+
+def _level_logits(sessions: Sequence[HeadsSession], widths: Sequence[int]) -> DraftLogits:
+    """Logits `[nodes, vocab]` of the sessions' present level, for so many nodes of each session."""
+    outputs = list[Output]()
+    for session, width in zip(sessions, widths, strict=True):
+        logits = session.drafted[session.level].expand(1, width, -1)
+        level_ranks = session.ranked_levels
+        if level_ranks is not None:
+            level_ranks = level_ranks[:, session.level, None].expand(-1, width, -1)
+        outputs.append(Output(logits, ranks=level_ranks))
+    return logits_of(outputs)
 
 
 class HydraDrafter(HeadsDrafter):

@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.image_placeholders import ImagePlaceholders
+from drafttree.drafters.ranked_logits import RANKED, DraftLogits, logits_of
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Model, Segment, TargetModel
 from drafttree.models.base import prefill
+from drafttree.models.segment import Output
 
 
 class LanguageModelDrafter(ShownBySize):
@@ -35,7 +35,7 @@ class LanguageModelDrafter(ShownBySize):
         """Begin a request. Without `prefill`, the first draft pass reads the prompt."""
         return LanguageModelSession(self, prompt, capacity)
 
-    def draft_root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
+    def draft_root(self, sessions: "Sequence[LanguageModelSession]") -> DraftLogits:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
         A second call before the next commit begins new trees at the same roots.
@@ -48,14 +48,13 @@ class LanguageModelDrafter(ShownBySize):
                     reading.enter_context(session.cache.recurrent.reading())
                 outputs = self.model.forward([session.unread_text() for session in unread])
                 for session, output in zip(unread, outputs, strict=True):
-                    session.read(output.logits[0, -1])
-        return sessions[0].logits[None] if len(sessions) == 1 else torch.stack([session.logits for session in sessions])
+                    session.read(output)
+        return logits_of([session.output for session in sessions])
 
-    def draft_level(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
+    def draft_level(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> DraftLogits:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
-            outputs = self.model.forward(level_segments(sessions, frontiers))
-            return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([output.logits[0] for output in outputs])
+            return logits_of(self.model.forward(level_segments(sessions, frontiers)))
 
     def draft_chain(
         self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
@@ -83,10 +82,10 @@ class LanguageModelSession(TreeSession):
     the deepest accepted node if it was never expanded.
 
     Attributes:
-        logits: `[vocab]` the logits after the last token that was read.
+        output: the model's output after the last token that was read.
     """
 
-    logits: Tensor
+    output: Output
 
     def __init__(self, drafter: LanguageModelDrafter, prompt: list[int], capacity: int) -> None:
         super().__init__(drafter, drafter.model.new_cache(capacity), prompt, drafter.model.device)
@@ -120,12 +119,12 @@ class LanguageModelSession(TreeSession):
 
     def unread_text(self) -> Segment:
         """The segment of the unread tokens; the last one needs logits."""
-        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread))
+        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread))._replace(ranked=RANKED)
 
-    def read(self, logits: Tensor) -> None:
-        """Commit the unread tokens' rows, and keep the last token's logits `[vocab]`."""
+    def read(self, output: Output) -> None:
+        """Commit the unread tokens' rows, and keep the output after the last of them."""
         self.cache.commit(range(len(self.unread)))
-        self.logits = logits
+        self.output = output
         self.unread = []
 
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:

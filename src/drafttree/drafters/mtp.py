@@ -7,18 +7,18 @@ layer whose embedding also reads a state.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.base import HiddenStates, as_tensor
 from drafttree.drafters.head import HeadDrafter, split_by_segment
 from drafttree.drafters.head_chain import HeadChainDrafter
+from drafttree.drafters.ranked_logits import DraftLogits, logits_of
 from drafttree.drafters.target_parts import last_layer, own_bytes, zero_hidden
 from drafttree.models import Segment, TargetModel, TreeCache
-from drafttree.models.backend_choice import Wants, choose_backend
+from drafttree.models.backend_choice import choose_backend
 from drafttree.models.segment import join
 
 
@@ -33,7 +33,7 @@ class MtpLayer:
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
-        self.model = TargetModel(module, partial(choose_backend, wants=Wants(recorded=False)))
+        self.model = TargetModel(module, choose_backend)
         self._embedding: Any = module.get_input_embeddings()
         self._output = (last_layer(module),)
 
@@ -43,13 +43,13 @@ class MtpLayer:
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         return hidden_states[0]
 
-    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[DraftLogits, Tensor]:
         if len(segments) > 1 and not self.model.shares_passes:
             logits_by_segment = list[Tensor]()
             states_by_segment = list[Tensor]()
             for segment, segment_states in zip(segments, split_by_segment(states, segments), strict=True):
                 logits, next_states = self([segment], segment_states)
-                logits_by_segment.append(logits)
+                logits_by_segment.append(as_tensor(logits, states.device))
                 states_by_segment.append(next_states)
             return join(logits_by_segment, 0), join(states_by_segment)
         self._embedding.states = states
@@ -57,7 +57,7 @@ class MtpLayer:
             outputs = self.model.forward(segments, hidden_layers=self._output)
         finally:
             self._embedding.states = None
-        return join([output.logits[0] for output in outputs], 0), join([output.hidden[0] for output in outputs])
+        return logits_of(outputs), join([output.hidden[0] for output in outputs])
 
     @property
     def draft_chains(self) -> Any:

@@ -7,9 +7,10 @@ from itertools import groupby
 import numpy as np
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize, as_tensor
 from drafttree.drafters.image_placeholders import ImagePlaceholders
 from drafttree.drafters.language_model import LanguageModelDrafter, LanguageModelSession
+from drafttree.drafters.ranked_logits import DraftLogits
 from drafttree.drafters.session import Frontier, TreeSession
 from drafttree.models import Model, Segment, TreeCache
 from drafttree.text.vocabulary_map import VocabularyMap
@@ -42,14 +43,17 @@ class OtherTokenizerDrafter(ShownBySize):
 
     def draft_root(self, sessions: "Sequence[OtherTokenizerSession]") -> Tensor:
         """Logits `[sessions, vocab + 1]` of the token after each root; the last column is of "none of these"."""
-        return self.vocabulary.spread(self._reader.draft_root(sessions))
+        return self._spread(self._reader.draft_root(sessions))
 
     def draft_level(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         draft_frontiers = [
             Frontier([*map(self.vocabulary.twin, frontier.tokens)], frontier.origins) for frontier in frontiers
         ]
-        return self.vocabulary.spread(self._reader.draft_level(sessions, draft_frontiers))
+        return self._spread(self._reader.draft_level(sessions, draft_frontiers))
+
+    def _spread(self, draft_logits: DraftLogits) -> Tensor:
+        return self.vocabulary.spread(as_tensor(draft_logits, self.model.device))
 
 
 class OtherTokenizerSession(LanguageModelSession):

@@ -15,6 +15,7 @@ from torch import Tensor
 from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter, accepted_rows
+from drafttree.drafters.ranked_logits import RANKED, DraftLogits, RankedLogits
 from drafttree.drafters.timing import time_together
 from drafttree.models import Segment, TreeCache
 
@@ -88,14 +89,15 @@ def level_segments(sessions: Sequence[TreeSession], frontiers: Sequence[Frontier
     for session, frontier in zip(sessions, frontiers, strict=True):
         position, visible = session.next_level(frontier)
         tokens = np.array(frontier.tokens)
-        segments.append(Segment(session.cache, tokens, np.full(len(tokens), position), visible))
+        positions = np.full(len(tokens), position)
+        segments.append(Segment(session.cache, tokens, positions, visible, ranked=RANKED))
     return segments
 
 
-def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
+def draft_root(sessions: Sequence[Session]) -> DraftLogits | Candidates:
     """Logits `[sessions, vocab]` of the token after each root, in one pass if the sessions can share it.
 
-    The result is `Candidates` if the drafter returns these.
+    The result is `RankedLogits` or `Candidates` if the drafter returns these.
     """
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "draft_root", drafter.draft_root(sessions), (len(sessions),))
@@ -104,10 +106,10 @@ def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
 
 def draft_level(
     sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device
-) -> Tensor | Candidates:
+) -> DraftLogits | Candidates:
     """Logits `[nodes, vocab]` of the token after each node, in one pass if the sessions can share it.
 
-    The result is `Candidates` if the drafter returns these.
+    The result is `RankedLogits` or `Candidates` if the drafter returns these.
 
     Args:
         sessions: sessions of the requests.
@@ -163,6 +165,8 @@ def _checked(drafter: object, name: str, logits: Any, shape: tuple[int, ...]) ->
     wanted_shape = f"[{', '.join(map(str, shape))}, vocab]"
     subject = f"{type(drafter).__name__}.{name} returns"
     if isinstance(logits, Candidates) and shape == (logits.nodes,):
+        return logits
+    if isinstance(logits, RankedLogits):  # of a drafter of this package
         return logits
     if not isinstance(logits, Tensor):
         raise ConfigError(f"{subject} {type(logits).__name__}; it must return a tensor of logits {wanted_shape}")

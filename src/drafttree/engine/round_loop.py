@@ -6,10 +6,11 @@ Trees, single nodes and parts of prompts form one sequence in the pass, and only
 which request. So a request joins by adding a segment and leaves by adding none.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -289,7 +290,7 @@ class RoundLoop:
         clock.lap("others")
         for request, tree, output in zip(requests, trees, root_outputs, strict=True):
             if output is None:
-                segments.append(tree_segment(request.cache, tree))
+                segments.append(tree_segment(request.cache, tree, ranked=int(_reads_best(request))))
         for prompt_part in prompt_parts:
             # a prompt needs logits only for its log-probabilities
             logit_rows = slice(None) if prompt_part.request.text.prompt_logprobs else slice(0, 0)
@@ -325,17 +326,17 @@ class RoundLoop:
         best_by_request: list[BestTokens | None] = [None] * len(requests)
         if not self.reads_at_once:
             return best_by_request
-        greedy_indices = [
-            request_index
-            for request_index, request in enumerate(requests)
-            if type(request.task.verifier).verify is Greedy.verify and not request.text.constraints
-        ]
+        greedy_indices = [index for index, request in enumerate(requests) if _reads_best(request)]
         if not greedy_indices:
             return best_by_request
-        rows = [outputs[request_index].logits[0] for request_index in greedy_indices]
-        best_token = best_tokens(join(rows, 0))
-        for request_index, begin in zip(greedy_indices, accumulate(map(len, rows), initial=0), strict=False):
-            best_by_request[request_index] = lambda node, begin=begin: best_token(begin + node)
+        greedy_outputs = [outputs[index] for index in greedy_indices]
+        best_token = _best_ranked(greedy_outputs)
+        if best_token is None:
+            best_token = best_tokens(join([output.logits[0] for output in greedy_outputs], 0))
+        begin = 0
+        for index, output in zip(greedy_indices, greedy_outputs, strict=True):
+            best_by_request[index] = lambda node, begin=begin: best_token(begin + node)
+            begin += output.logits.shape[1]
         return best_by_request
 
     def _settle(
@@ -471,8 +472,25 @@ def _before_missing(verdict: Verdict, tree: DraftTree, missing_nodes: Collection
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
-def tree_segment(cache: TreeCache, tree: DraftTree) -> Segment:
-    """The nodes of a tree after the committed rows of a KV cache, for a target pass."""
+def _reads_best(request: Request) -> bool:
+    """Whether each node's best token is all that a request's verifier reads."""
+    return type(request.task.verifier).verify is Greedy.verify and not request.text.constraints
+
+
+def _best_ranked(outputs: Sequence[Output]) -> BestTokens | None:
+    """The best token of each node of all outputs, if their passes have ranked them.
+
+    None if a log-probability is NaN: then the logits tell whether the row has NaN or an infinite number.
+    """
+    output_ranks = [output.ranks for output in outputs if output.ranks is not None]
+    if len(output_ranks) < len(outputs):
+        return None
+    logprobs, ids = join(output_ranks)[..., 0].tolist()
+    return None if any(map(math.isnan, logprobs)) else lambda node: int(ids[node])
+
+
+def tree_segment(cache: TreeCache, tree: DraftTree, ranked: int = 0) -> Segment:
+    """The nodes of a tree after the committed rows of a KV cache, for a target pass; `ranked` as of `Segment`."""
     positions = cache.next_position + np.array(tree.depths)
     visible_mask = causal(tree.size) if tree.is_chain else tree.ancestors
-    return Segment(cache, np.array(tree.tokens), positions, visible_mask)
+    return Segment(cache, np.array(tree.tokens), positions, visible_mask, ranked=ranked)

@@ -51,12 +51,10 @@ class Wants:
     Attributes:
         exact_text: whether a token's logits must be the same in every pass; a trial shows whether they are.
         lossy_window: window of its KV caches, None for none.
-        recorded: whether passes may be recorded. False if layers read inputs that recorded passes do not have.
     """
 
     exact_text: bool = False
     lossy_window: LossyWindow | None = None
-    recorded: bool = True
 
 
 EVERY_TEXT = Wants()
@@ -80,16 +78,14 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
     module_logits = OwnLogits(module)
     window = wants.lossy_window
     if wants.exact_text:
-        return _exact_text(module_logits, wants.recorded)
+        return _exact_text(module_logits)
     if window and recurrent_layers(module):
         class_name = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {class_name}, whose recurrent layers remember the whole text")
     if tensor_parallel_size(module) > 1:
         backend = ShardedBackend(verify(module_logits))
     else:
-        backend = _fastest(module_logits, native=window is None)
-        if wants.recorded:
-            backend = _recorded(backend, module_logits)
+        backend = _recorded(_fastest(module_logits, native=window is None), module_logits)
     return WindowedBackend(backend, window) if window else backend
 
 
@@ -113,12 +109,11 @@ def _recorded(backend: Backend, module_logits: OwnLogits) -> Backend:
     return _instead(backend, RecordedBackend="its passes give other logits when they are replayed")
 
 
-def _exact_text(module_logits: OwnLogits, recorded: bool) -> Backend:
+def _exact_text(module_logits: OwnLogits) -> Backend:
     """A backend that gives a token the same logits in every pass.
 
     Args:
         module_logits: the module's own logits.
-        recorded: whether passes may be recorded.
 
     Raises:
         ModelError: the module cannot be verified in a tree, or none of its backends does this on its device.
@@ -130,7 +125,7 @@ def _exact_text(module_logits: OwnLogits, recorded: bool) -> Backend:
         raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
     fastest_backend = _fastest(module_logits)
     if fastest_backend.exact_text:
-        return _recorded(fastest_backend, module_logits) if recorded else fastest_backend
+        return _recorded(fastest_backend, module_logits)
     experts = routed_experts(module)
     for min_rows, max_rows in ROWS:
         exact_backend = ExactTextBackend(fastest_backend, min_rows, max_rows, experts)

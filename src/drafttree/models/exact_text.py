@@ -111,7 +111,7 @@ class ExactTextBackend(WrappedBackend):
             wanted_nodes = segment.wanted_nodes
             wanted_start = wanted_nodes.start if wanted_nodes else segment.nodes
             scored_start = max(0, min(wanted_start, segment.nodes - self._min_rows))
-            widened_segments.append(segment._replace(wanted=slice(scored_start, None)))
+            widened_segments.append(segment._replace(wanted=slice(scored_start, None), ranked=0))
             first_row = wanted_start - scored_start
             wanted_slices.append(slice(first_row, first_row + len(wanted_nodes)))
         outputs = self._inner_backend.forward(widened_segments, hidden_layers=hidden_layers)

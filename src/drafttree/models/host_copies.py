@@ -52,17 +52,18 @@ def unpacked_bits(bits: Tensor, columns: int) -> Tensor:
     return flags.flatten(1)[:, :columns].bool()
 
 
-def byte_places(arrays: Sequence[Array]) -> list[int]:
+def byte_places(arrays: Sequence[Array] | Sequence[Tensor]) -> list[int]:
     """The offset of each array in bytes when all are stored one after the other, and the end of the last."""
     return [*accumulate((-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays), initial=0)]
 
 
-def as_placed(memory: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
+def as_placed(memory: Tensor, arrays: Sequence[Array] | Sequence[Tensor]) -> list[Tensor]:
     """Views of memory at the offsets of `byte_places`, with the arrays' dtypes and shapes."""
-    return [
-        memory[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-        for array, offset in zip(arrays, byte_places(arrays), strict=False)
-    ]
+    views = list[Tensor]()
+    for array, offset in zip(arrays, byte_places(arrays), strict=False):
+        dtype = array.dtype if isinstance(array, Tensor) else torch.from_numpy(array[:0]).dtype
+        views.append(memory[offset : offset + array.nbytes].view(dtype).view(array.shape))
+    return views
 
 
 class Copied(Protocol):

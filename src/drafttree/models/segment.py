@@ -31,6 +31,7 @@ class Segment(NamedTuple):
         visible: bool `[nodes, drafted]`: which drafted rows each token attends to. The last `nodes` rows are those of
             the tokens themselves.
         wanted: slice of the nodes whose logits are wanted: `slice(0, 0)` for none, `slice(-1, None)` for the last.
+        ranked: number of best tokens of each of these nodes that a recorded pass ranks too (`Output.ranks`).
     """
 
     cache: TreeCache
@@ -38,6 +39,7 @@ class Segment(NamedTuple):
     positions: Array
     visible: Array
     wanted: slice = slice(None)
+    ranked: int = 0
 
     @classmethod
     def of_text(cls, cache: TreeCache, tokens: Sequence[int]) -> "Segment":
@@ -122,10 +124,13 @@ class Output(NamedTuple):
     Attributes:
         logits: `[1, wanted, vocab]`.
         hidden: the states of all nodes for each layer asked for, `[1, nodes, hidden]`.
+        ranks: `[2, wanted, count]` log-probabilities and ids of each row's best tokens, as of
+            `drafttree.core.vocab_ops.ranked`; None if the pass has not ranked them.
     """
 
     logits: Tensor
     hidden: tuple[Tensor, ...] = ()
+    ranks: Tensor | None = None
 
 
 def split(states: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:

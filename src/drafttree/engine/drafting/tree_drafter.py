@@ -23,6 +23,7 @@ from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import FORCED, DraftTree, GrowthObserver, Proposal
 from drafttree.drafters.base import Drafter, Session, sources_of
+from drafttree.drafters.ranked_logits import DraftLogits, RankedLogits
 from drafttree.drafters.session import Frontier, draft_chain, draft_level, draft_root
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.text_drafting import DraftedRequest
@@ -63,6 +64,11 @@ class LogitsAdjustment:
     def changes_nothing(self) -> bool:
         """Whether logits are neither changed at any depth nor shown to an observer."""
         return not (self.constrain or self.verifier.guides or self.observer) and self.temperature == 1
+
+    def reads_best_alone(self, depth: int) -> bool:
+        """Whether the best tokens by unadjusted logits are all that is read at a depth."""
+        takes_logits = self.take_first_logits is not None and depth == 1
+        return self.changes_nothing and not takes_logits and self.verifier.proposal is Proposal.TOP_K
 
     def apply_to_candidates(self, candidates: Candidates, depth: int) -> Candidates | None:
         """Adjust candidates; None if the adjustments need logits of the whole vocabulary."""
@@ -111,12 +117,12 @@ class AdjustedDraft:
         self._depth = 0
         self._paths = list[list[Path]]()
 
-    def draft_root(self) -> Tensor | Candidates:
+    def draft_root(self) -> DraftLogits | Candidates:
         self._depth = 1
         self._paths = [list[Path]([()]) for _ in self._adjustments]
         return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
-    def draft_level(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, frontiers: Sequence[Frontier]) -> DraftLogits | Candidates:
         self._depth += 1
         for request_index, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
             if adjustment.constrain:
@@ -131,8 +137,12 @@ class AdjustedDraft:
             return None
         return draft_chain(self._sessions, tokens, count, allowed)
 
-    def _adjust(self, rows: Tensor | Candidates, widths: Sequence[int]) -> Tensor | Candidates:
+    def _adjust(self, rows: DraftLogits | Candidates, widths: Sequence[int]) -> DraftLogits | Candidates:
         """Adjust rows, of which each request has as many as `widths` says. Without adjustments nothing is copied."""
+        if isinstance(rows, RankedLogits):
+            if all(adjustment.reads_best_alone(self._depth) for adjustment in self._adjustments):
+                return rows
+            rows = rows.logits()
         if not isinstance(rows, Candidates):
             return self._adjust_logits(rows, widths)
         ends = [*accumulate(widths)]

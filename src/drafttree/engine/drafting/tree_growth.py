@@ -27,7 +27,8 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, GrowingTree, GrowthObserver, Layer, Proposal, Rule
-from drafttree.core.vocab_ops import argmax
+from drafttree.core.vocab_ops import argmax, ranked
+from drafttree.drafters.ranked_logits import DraftLogits, RankedLogits
 from drafttree.drafters.session import Frontier
 from drafttree.models.inference import in_inference_mode
 from drafttree.models.native.kernels import native_candidates
@@ -42,14 +43,14 @@ HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer",
 class DraftRows(Protocol):
     """Drafts for the trees of a batch: returns the logits that the policy sees."""
 
-    def draft_root(self) -> Tensor | Candidates:
+    def draft_root(self) -> DraftLogits | Candidates:
         """Run the first draft pass of a round, and return logits `[batch, vocab]` of the token after each root.
 
-        A drafter that proposes few tokens returns `Candidates`.
+        They are tensors where children are drawn. A drafter that proposes few tokens returns `Candidates`.
         """
         ...
 
-    def draft_level(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
+    def draft_level(self, frontiers: Sequence[Frontier]) -> DraftLogits | Candidates:
         """Run a later draft pass, and return logits `[nodes, vocab]`, or `Candidates`, of the token after each node.
 
         Args:
@@ -263,11 +264,11 @@ class Growth:
             for tree in self._trees
         ]
 
-    def add_level(self, logits: Tensor | Candidates, depth: int) -> None:
+    def add_level(self, logits: DraftLogits | Candidates, depth: int) -> None:
         """Add children of the frontier nodes to the trees, and make those that the policy expands the frontiers.
 
         Args:
-            logits: the draft's `[rows, vocab]`, or candidates unless children are drawn.
+            logits: the draft's `[rows, vocab]`; a tensor if children are drawn.
             depth: the depth of the children.
         """
         self._growing = [tree for tree in self._trees if tree.frontier]
@@ -286,7 +287,7 @@ class Growth:
             row = next_row
             begin = end
 
-    def _children(self, logits: Tensor | Candidates, depth: int) -> _Children:
+    def _children(self, logits: DraftLogits | Candidates, depth: int) -> _Children:
         """The best candidates and which of them the policy keeps. For draws, the same number of drawn children."""
         logprobs, tokens = best_candidates(logits, self._policy.candidates(depth), self._vocab)
         paths, layers = self._layers(logprobs, depth)
@@ -566,11 +567,11 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None = None) -> tuple[Array, Array]:
+def best_candidates(logits: DraftLogits | Candidates, width: int, vocab: int | None = None) -> tuple[Array, Array]:
     """Read the best tokens of each row of logits from the device.
 
     Args:
-        logits: `[nodes, columns]`, or candidates.
+        logits: `[nodes, columns]`, perhaps ranked, or candidates.
         width: tokens per row; all if there are fewer.
         vocab: the number of first columns that may be drafted; None for all. The others only count in the softmax.
 
@@ -579,10 +580,16 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     """
     if isinstance(logits, Candidates):
         return logits.best(width, vocab or logits.vocab)
+    if isinstance(logits, RankedLogits):
+        ranked_candidates = logits.read(width, vocab or sys.maxsize)
+        return ranked_candidates or best_candidates(logits.logits(), width, vocab)
     columns = min(logits.shape[-1], vocab or sys.maxsize)
     width = min(width, columns)
     if (candidates := native_candidates(logits, width, columns)) is not None:
         return candidates
+    if not logits.is_cpu:
+        best_logprobs, best_ids = ranked(logits, width, columns).cpu().numpy()
+        return best_logprobs, best_ids.astype(np.int64)
     rows = logits.log_softmax(-1)[..., :columns]
     if width > 1:
         logprobs, tokens = rows.topk(width)
@@ -590,8 +597,4 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
         tokens = argmax(rows)[..., None]
         logprobs = rows.gather(-1, tokens)
     logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()  # numpy has no bfloat16
-    if rows.is_cpu:
-        return logprobs.numpy(), tokens.numpy()
-    # one read for both; float32 represents ids below 2^24 exactly
-    host_logprobs, host_tokens = torch.stack((logprobs, tokens.to(logprobs.dtype))).cpu().numpy()
-    return host_logprobs, host_tokens.astype(np.int64)
+    return logprobs.numpy(), tokens.numpy()

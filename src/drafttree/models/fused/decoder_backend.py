@@ -149,9 +149,15 @@ class DecoderBackend:
         """
         if not segments:
             return []
+        return run_in_groups(
+            segments, self.states_of(segments, states), self.group_of, partial(self._run, hidden_layers)
+        )
+
+    def states_of(self, segments: Sequence[Segment], states: Tensor | None) -> Tensor | None:
+        """The states that a pass reads: the given ones, or those of an MTP layer that is run as a language model."""
         if states is None and self._mtp_embedding:
-            states = self._mtp_embedding.read_states(segments)
-        return run_in_groups(segments, states, self.group_of, partial(self._run, hidden_layers))
+            return self._mtp_embedding.read_states(segments)
+        return states
 
     def group_of(self, segment: Segment) -> Hashable:
         """Segments of the same group can share a pass: they have the same rotary frequencies."""

@@ -65,6 +65,7 @@ class MaskedInputs:
         arrays = _arrays(nodes)
         self._memory = torch.zeros(byte_places(arrays)[-1], dtype=torch.uint8, device=reference_tensor.device)
         self._numbers, self._visible_bits = as_placed(self._memory, arrays)
+        self._written_states = 0  # nodes of the last pass
         self._hidden_states = torch.zeros(
             1, nodes, hidden_size, dtype=reference_tensor.dtype, device=reference_tensor.device
         )
@@ -97,7 +98,9 @@ class MaskedInputs:
         send_to([numbers, visible_bits], self._memory)
         if self._hidden_states.numel():
             self._hidden_states[:, :nodes] = hidden_states
-            self._hidden_states[:, nodes:].zero_()  # an earlier pass may have left NaN
+            if nodes < self._written_states:
+                self._hidden_states[:, nodes:].zero_()  # an earlier pass may have left NaN
+            self._written_states = nodes
 
     def inputs(self, memory: None, sizes: int, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         """See `InputBuilder`. Padding nodes are masked from all others and attend to the prefix and to themselves."""

@@ -8,24 +8,29 @@ recorded on them.
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from drafttree.core.vocab_ops import ranked
 from drafttree.models.attention.varlen_attention import VarlenAttention
 from drafttree.models.cache.buffer_pool import BufferPool, PooledCache, RangePool, RecordedPass, Recorder
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.fused.decoder_backend import DecoderBackend, run_in_groups
 from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.host_copies import as_placed, byte_places
 from drafttree.models.recorded.masked_inputs import MaskedInputs
 from drafttree.models.recorded.packed_inputs import PackedInputs
-from drafttree.models.segment import Output, Segment
+from drafttree.models.segment import Output, Segment, split, split_layers
 from drafttree.models.windows import EVERYTHING
 
 logger = logging.getLogger("drafttree")
+
+MOST_SCORED = 128
+"""Nodes of the largest pass that computes logits itself, of all its nodes. In larger ones, few nodes want logits."""
 
 
 class InputBuilder(Protocol):
@@ -100,6 +105,7 @@ class RecordedPasses:
         self._pool = pool
         self._lone = lone
         self._packed = packed
+        self._output_memory = OutputMemory(reference_tensor.device)
 
     @classmethod
     def of(cls, backend: DecoderBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> "RecordedPasses":
@@ -189,16 +195,23 @@ class RecordedPasses:
             return None
         recorded_passes = builder.recorded(segments)
         key = sizes, variant
-        memory, replay = recorded_passes.get(key, (None, None))
+        memory, replay, output_layouts = recorded_passes.get(key, (None, None, list[Tensor]()))
         memory = builder.store(segments, hidden_states, sizes, memory)
         if replay is None:
             rows = builder.rows(segments)  # a recorded pass must not keep the KV caches alive
-            replay = self._record(lambda: run(builder.inputs(memory, sizes, rows)), sizes)
+
+            def run_and_write() -> tuple[Tensor]:
+                outputs = run(builder.inputs(memory, sizes, rows))
+                output_layouts[:] = [torch.empty_like(output, device="meta") for output in outputs]
+                return (self._output_memory.write(outputs),)
+
+            replay = self._record(run_and_write, sizes)
             if replay is None:
                 return None
-            recorded_passes[key] = memory, replay
+            recorded_passes[key] = memory, replay, output_layouts
         nodes = sum(segment.nodes for segment in segments)
-        return tuple(output[:, :nodes].clone() for output in replay())
+        (output_bytes,) = replay()
+        return tuple(output[:, :nodes] for output in as_placed(output_bytes.clone(), output_layouts))
 
     def _record(self, run: RecordedPass, sizes: Any) -> RecordedPass | None:
         """Record a pass. Its inputs must be stored before, since recording runs it and writes rows of the KV cache."""
@@ -218,6 +231,29 @@ class RecordedPasses:
             pass_bytes / 2**20,
         )
         return replay
+
+
+class OutputMemory:
+    """Memory to which all recorded passes write their outputs, one after the other, so that one copy takes them all.
+
+    They may share it, since the outputs of a pass are copied before the next one runs.
+
+    Args:
+        device: the device of the passes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def write(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Write the outputs of a pass at the offsets of `byte_places`, and return the bytes that they take."""
+        byte_count = byte_places(outputs)[-1]
+        if len(self._bytes) < byte_count:  # passes that write to the former bytes keep these
+            self._bytes = self._bytes.new_empty(2 * byte_count)
+        used_bytes = self._bytes[:byte_count]
+        for output_view, output in zip(as_placed(used_bytes, outputs), outputs, strict=True):
+            output_view.copy_(output)
+        return used_bytes
 
 
 class RecordedBackend:
@@ -256,17 +292,56 @@ class RecordedBackend:
         """A pass; see `DecoderBackend.forward`."""
         if not segments:
             return []
-        return run_in_groups(segments, states, self._backend.group_of, partial(self._run, hidden_layers))
+        backend = self._backend
+        return run_in_groups(
+            segments, backend.states_of(segments, states), backend.group_of, partial(self._run, hidden_layers)
+        )
 
     def _run(self, hidden_layers: tuple[int, ...], segments: Sequence[Segment], states: Tensor | None) -> list[Output]:
-        """A pass over segments of one group."""
+        """A pass over segments of one group, logits and their ranking included unless it is too large for that."""
         backend = self._backend
         long_rope = segments[0].cache.long_rope
+        wants_logits = any(segment.wanted_nodes for segment in segments)
+        scores = wants_logits and sum(segment.nodes for segment in segments) <= MOST_SCORED
+        ranked_count = max(segment.ranked for segment in segments) if scores else 0
 
         def run(inputs: PassInputs) -> tuple[Tensor, ...]:
             x, hidden_states = backend.run_layers(inputs, hidden_layers, long_rope)
-            return x, *hidden_states
+            if not scores:
+                return x, *hidden_states
+            logits = backend.logits(x)
+            if not ranked_count:
+                return logits, *hidden_states
+            return logits, *hidden_states, ranked(logits[0], ranked_count)
 
-        variant = hidden_layers, long_rope
-        x, *hidden_states = self._passes.replay(segments, run, variant=variant, hidden_states=states)
-        return backend.outputs_of(segments, x, tuple(hidden_states))
+        variant = hidden_layers, long_rope, scores, ranked_count
+        first_output, *further_outputs = self._passes.replay(segments, run, variant=variant, hidden_states=states)
+        hidden_states = tuple(further_outputs[: len(hidden_layers)])
+        if not scores:
+            return backend.outputs_of(segments, first_output, hidden_states)
+        ranks = further_outputs[-1] if ranked_count else None
+        return [*scored_outputs(segments, first_output, hidden_states, ranks)]
+
+
+def scored_outputs(
+    segments: Sequence[Segment], logits: Tensor, hidden_states: Sequence[Tensor], ranks: Tensor | None
+) -> Iterator[Output]:
+    """The output of each segment of a pass.
+
+    Args:
+        segments: the texts.
+        logits: `[1, nodes, vocab]` of all nodes.
+        hidden_states: for each layer asked for, the states `[1, nodes, hidden]` of all nodes.
+        ranks: `[2, nodes, count]`, as of `Output`, None if nothing was ranked.
+    """
+    node_counts = [segment.nodes for segment in segments]
+    logits_by_segment = split(logits, node_counts)
+    hidden_by_segment = split_layers(segments, hidden_states)
+    ranks_by_segment = [None] * len(segments) if ranks is None else split(ranks, node_counts)
+    for index, segment in enumerate(segments):
+        segment_ranks = ranks_by_segment[index]
+        yield Output(
+            segment.wanted_of(logits_by_segment[index]),
+            hidden_by_segment[index],
+            None if segment_ranks is None else segment.wanted_of(segment_ranks),
+        )
