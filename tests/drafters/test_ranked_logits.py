@@ -19,7 +19,7 @@ from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded import recorded_passes
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.segment import Output, Segment
-from drafttree.verifiers import Coupled, Greedy, Verifier
+from drafttree.verifiers import Coupled, Greedy, Traversal, Verifier
 from helpers.replays import Operations
 from testing import tiny
 
@@ -139,6 +139,17 @@ def test_outputs_stay_when_a_later_pass_runs():
     assert torch.equal(output.hidden[0], copies[1])
 
 
+@torch.inference_mode()
+def test_hidden_states_do_not_keep_the_logits():
+    """A text may keep its hidden states for many rounds."""
+    backend = RecordedBackend(FusedBackend(tiny.build("llama")), Operations())
+    segment = Segment.of_text(backend.new_cache(16), [1, 2, 3])._replace(ranked=4)
+    (output,) = backend.forward([segment], hidden_layers=(1, 2))
+    assert output.ranks is not None
+    for state in output.hidden:
+        assert state.untyped_storage().nbytes() <= 4 * state[:, :1].nbytes  # three nodes take a pass of four
+
+
 def with_drafts(policy: str, verifier: type[Verifier]) -> Decoder:
     def select(module: object) -> RecordedBackend:
         return RecordedBackend(FusedBackend(module), Operations())
@@ -160,6 +171,35 @@ def test_texts_are_those_of_plain_decoding(policy, options):
     wanted = [plain.generate(prompt, max_new_tokens=16, **options).tokens for prompt in prompts]
     assert [decoder.generate(prompt, max_new_tokens=16, **options).tokens for prompt in prompts] == wanted
     assert [text.tokens for text in decoder.generate(prompts, max_new_tokens=16, **options)] == wanted
+
+
+class Unguided(Traversal):
+    """Draws children, and says that it changes no logits, as a verifier of a user may."""
+
+    guides = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "options"),
+    [
+        (Greedy, {}),
+        (Greedy, {"draft_temperature": 0.05}),
+        (Greedy, {"suppress_tokens": [*range(0, tiny.VOCAB, 2)]}),
+        (Unguided, {"temperature": 1.0, "seed": 3}),
+        (Coupled, {"temperature": 0.8, "seed": 3}),
+    ],
+    ids=["greedy", "temperature", "constraint", "drawn", "coupled"],
+)
+def test_trees_are_those_of_the_logits(verifier, options):
+    """Where logits are adjusted, ranks say nothing, and all logits are read."""
+    recorded = with_drafts("talon:budget=12,width=2", verifier)
+    target, draft = (TargetModel(tiny.build("llama", seed=seed), FusedBackend) for seed in (0, 1))
+    plain = Decoder(target, LanguageModelDrafter(draft), make_policy("talon:budget=12,width=2"), verifier)
+    texts = [decoder.generate(tiny.random_tokens(7, 7), max_new_tokens=16, **options) for decoder in (recorded, plain)]
+    trees = [[(turn.widths, turn.accepted) for turn in text.metrics.rounds] for text in texts]
+    assert texts[0].tokens == texts[1].tokens
+    assert trees[0] == trees[1]
+    assert any(len(widths) > 1 for widths, _ in trees[0])
 
 
 @torch.inference_mode()

@@ -166,7 +166,7 @@ def _checked(drafter: object, name: str, logits: Any, shape: tuple[int, ...]) ->
     subject = f"{type(drafter).__name__}.{name} returns"
     if isinstance(logits, Candidates) and shape == (logits.nodes,):
         return logits
-    if isinstance(logits, RankedLogits):  # of a drafter of this package
+    if isinstance(logits, RankedLogits) and shape == (logits.rows,):
         return logits
     if not isinstance(logits, Tensor):
         raise ConfigError(f"{subject} {type(logits).__name__}; it must return a tensor of logits {wanted_shape}")

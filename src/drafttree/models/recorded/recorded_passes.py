@@ -211,7 +211,7 @@ class RecordedPasses:
             recorded_passes[key] = memory, replay, output_layouts
         nodes = sum(segment.nodes for segment in segments)
         (output_bytes,) = replay()
-        return tuple(output[:, :nodes] for output in as_placed(output_bytes.clone(), output_layouts))
+        return tuple(output[:, :nodes] for output in copied_outputs(output_bytes, output_layouts))
 
     def _record(self, run: RecordedPass, sizes: Any) -> RecordedPass | None:
         """Record a pass. Its inputs must be stored before, since recording runs it and writes rows of the KV cache."""
@@ -234,9 +234,9 @@ class RecordedPasses:
 
 
 class OutputMemory:
-    """Memory to which all recorded passes write their outputs, one after the other, so that one copy takes them all.
+    """Memory to which all recorded passes write their outputs, one after the other.
 
-    They may share it, since the outputs of a pass are copied before the next one runs.
+    They may share it, since the outputs of a pass are copied before the next one runs (`copied_outputs`).
 
     Args:
         device: the device of the passes.
@@ -254,6 +254,21 @@ class OutputMemory:
         for output_view, output in zip(as_placed(used_bytes, outputs), outputs, strict=True):
             output_view.copy_(output)
         return used_bytes
+
+
+def copied_outputs(output_bytes: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of outputs in an `OutputMemory`, by one operation.
+
+    Each has memory of its own: a text may keep hidden states for many rounds, and the logits are far larger.
+
+    Args:
+        output_bytes: the bytes of the outputs.
+        layouts: tensors of their shapes and dtypes.
+    """
+    places = [place.flatten().view(torch.uint8) for place in as_placed(output_bytes, layouts)]
+    copies = [torch.empty_like(place) for place in places]
+    torch._foreach_copy_(copies, places)  # pyright: ignore[reportPrivateImportUsage]
+    return [copy.view(layout.dtype).view(layout.shape) for copy, layout in zip(copies, layouts, strict=True)]
 
 
 class RecordedBackend:
