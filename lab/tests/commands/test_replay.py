@@ -199,7 +199,7 @@ def test_the_list_counts_only_runs_that_can_run_and_times_a_pass_of_a_target_on_
     command = ["replay", "list", "talon/1", "--limit", 100, "--target", tmp_path, *roles]
     shown = run(*command, "--json")
     (row,) = json.loads(shown.stdout)["results"]
-    prompts = 16 + 16 + 80  # as many as ship
+    prompts = 40 + 40 + 80  # as many as ship
     ways = 4  # plain decoding, EAGLE-3's tree, OPT-Tree and TALON; lookup cannot assist transformers' generate
     assert row["runs"] == prompts * ways
     assert row["minutes"] == pytest.approx(prompts * ways * 128 * 0.25 / 60)

@@ -212,6 +212,16 @@ def test_eagles_overhead_is_constant_as_its_draft_passes_are(result, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_talons_draft_passes_follow_from_its_table_by_equation_7(model):
+    taus, speedups, deltas = (rows("talon", "1", metric, model) for metric in ("tau", "speedup", "delta"))
+    (passes,) = rows("talon", "fig6", "delta")["EAGLE-3"]
+    for column, (ours, theirs) in enumerate(zip(deltas["TALON"], deltas["EAGLE-3"], strict=True)):
+        talon, eagle = (taus[name][column] / speedups[name][column] - 1 for name in ("TALON", "EAGLE-3"))
+        assert theirs == passes
+        assert ours == pytest.approx(passes * talon / eagle, abs=0.005)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_the_cost_of_eagles_draft_pass_solves_the_speed_law(model):
     taus, speedups = (rows("talon", "1", metric, model)["EAGLE-3"] for metric in ("tau", "speedup"))
     (delta,) = rows("talon", "fig6", "delta")["EAGLE-3"]

@@ -251,7 +251,7 @@ class Axis(Strict):
 
 
 class Published(Strict):
-    """A block of published numbers, as the paper prints it.
+    """A block of published numbers, as the paper prints it or as its equations give it.
 
     Attributes:
         line: line of the block's beginning in the paper's text.
@@ -262,6 +262,7 @@ class Published(Strict):
         model: the paper's target.
         temperature: sampling temperature.
         set: the prompt set, if columns are values of the axis.
+        equation: the paper's equation by which the numbers follow from printed ones; None for printed numbers.
     """
 
     line: int
@@ -272,6 +273,7 @@ class Published(Strict):
     model: str
     temperature: NotNegative = 0.0
     set: str | None = None
+    equation: int | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "Published":

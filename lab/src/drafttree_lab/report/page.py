@@ -119,7 +119,7 @@ def _section(kept_result: KeptResult, result: Result | None) -> dict[str, Any]:
         "grids": make_grids(summary),
         "chart": draw(summary, axis),
         "axis": axis,
-        "published": result.published if result else [],
+        "published": [block for block in result.published if block.equation is None] if result else [],
         "is_measured": any(map(attrgetter("is_ours"), summary.entries)),
     }
 
