@@ -14,7 +14,7 @@ from drafttree.engine.request import Request
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.verifiers import Coupled, PointMass, RRSw, Traversal, Verifier
 from drafttree.verifiers.base import TreeView, ratio, residual, without
-from drafttree.verifiers.traversal import traverse
+from drafttree.verifiers.traversal import ChainNode
 
 COLUMNS = ("tokens", "parents", "path_logprobs", "scores")
 """The fields of a draft tree with a column per node."""
@@ -62,18 +62,22 @@ class JudgedTree:
         if verifier is PointMass:
             return self._sum(self._walking, levels)
         if verifier is Traversal:
-            return expected_by_traversal(self._view(levels))
+            return self._sum(self._traversing, levels)
         if verifier is Coupled:
             return min(self._coupled, levels)
         return self._count(verifier, levels)
 
     @cached_property
     def _rejecting(self) -> list[float]:
-        return reach_by_rejection(self._view(self.tree.levels))
+        return reach_by_rejection(self._view)
 
     @cached_property
     def _walking(self) -> list[float]:
-        return reach_by_walking(self._view(self.tree.levels))
+        return reach_by_walking(self._view)
+
+    @cached_property
+    def _traversing(self) -> list[float]:
+        return reach_by_traversal(self._view)
 
     @cached_property
     def _coupled(self) -> int:
@@ -83,13 +87,9 @@ class JudgedTree:
         """The sum of a value per node over the drafted nodes of the upper levels."""
         return sum(value for value, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
 
-    def _view(self, levels: int) -> TreeView:
-        """A view of the upper levels."""
-        view = TreeView(self.tree, self.logits, self._sampling, self._randomness)
-        view.children = [
-            children if depth < levels else [] for depth, children in zip(self._depths, view.children, strict=True)
-        ]
-        return view
+    @property
+    def _view(self) -> TreeView:
+        return TreeView(self.tree, self.logits, self._sampling, self._randomness)
 
     def _count(self, verifier: type[Verifier], levels: int) -> int:
         """The number of tokens that a verifier accepts of the upper levels in this round."""
@@ -160,16 +160,28 @@ def reach_by_walking(view: TreeView) -> list[float]:
     return reach
 
 
-def expected_by_traversal(view: TreeView) -> float:
-    """The expected number of tokens that `Traversal` accepts, given the tree.
+def reach_by_traversal(view: TreeView) -> list[float]:
+    """The probability of each node that `Traversal` accepts it or a node below it.
 
-    It stops at the first leaf that it accepts. So a traversal that rejects every leaf passes through all outcomes.
+    Given are the tokens up to the node and of the siblings before them. Once nothing before it is accepted, that is the
+    node's first rate, whatever is drawn below. So deeper tokens add no noise, and on a chain no node's probability is
+    below that of `RRSw`.
     """
-    leaves = traverse(view)[:-1]
-    rates = view.read([leaf.rate for _, leaf in leaves])
-    remaining_mass = 1.0
-    expected_tokens = 0.0
-    for (path, _), rate in zip(leaves, rates, strict=True):
-        expected_tokens += remaining_mass * rate * (len(path) - 1)
-        remaining_mass *= 1 - rate
-    return expected_tokens
+    first_rates = [torch.ones(())] * len(view.tokens)
+    for node, children in enumerate(view.children):
+        parent = ChainNode(view, node, first_rates[node])
+        for child in children:
+            parent.children.pop(0)
+            first_rates[child] = parent.child(child).rate
+            if parent.children:
+                parent.reject(view.tokens[child])
+    rates = view.read(first_rates)
+    reach = [1.0] * len(rates)
+    nothing_before = [1.0] * len(rates)
+    for node, children in enumerate(view.children):
+        remaining_mass = nothing_before[node]
+        for child in children:
+            nothing_before[child] = remaining_mass
+            reach[child] = remaining_mass * rates[child]
+            remaining_mass -= reach[child]
+    return reach

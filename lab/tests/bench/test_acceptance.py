@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from drafttree import Decoder, Sampling
 from drafttree.core import SeededRandomness
+from drafttree.core.tree import DraftTree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError
 from drafttree.exactness import TabularModel, law, trees
@@ -22,8 +23,8 @@ from drafttree_lab.bench.acceptance import measure_acceptance
 from drafttree_lab.graded import Grade, GradedDrafter
 from drafttree_lab.judged_tree import (
     JudgedTree,
-    expected_by_traversal,
     reach_by_rejection,
+    reach_by_traversal,
     reach_by_walking,
     score_trees,
 )
@@ -33,7 +34,7 @@ from testing.toy_pairs import CHAINS, RERANKING, SMALL_TREES, toy_pair
 TREES = CHAINS | {name: SMALL_TREES[name] for name in ("siblings", "ragged", "late branch", "dynatree", "talon")}
 EXPECTED = {
     RRSw: lambda view: sum(reach_by_rejection(view)) - 1,
-    Traversal: expected_by_traversal,
+    Traversal: lambda view: sum(reach_by_traversal(view)) - 1,
     PointMass: lambda view: sum(reach_by_walking(view)) - 1,
 }
 TARGET = Table(8, order=2, seed=3, scale=1.0)
@@ -43,14 +44,15 @@ PROMPTS = [[1, 2, 3], [4, 5]]
 VERIFIERS = {"rrsw": RRSw, "traversal": Traversal, "point-mass": PointMass, "coupled": Coupled}
 
 
+def view_of(tree: DraftTree, target: TabularModel) -> TreeView:
+    logits = torch.stack([target.logits(context) for context in tree.paths()])
+    return TreeView(tree, logits, Sampling(1.0), SeededRandomness(0, 1, torch.device("cpu")).at(0))
+
+
 def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> float:
     """Over all trees, of the expectation given the tree."""
-    sampling, total = Sampling(1.0), 0.0
-    for chance, tree in trees(draft, policy, verifier):
-        randomness = SeededRandomness(0, 1, torch.device("cpu")).at(0)
-        view = TreeView(tree, torch.stack([target.logits(context) for context in tree.paths()]), sampling, randomness)
-        total += chance * EXPECTED[verifier](view)
-    return total
+    drafted_trees = trees(draft, policy, verifier)
+    return sum(chance * EXPECTED[verifier](view_of(tree, target)) for chance, tree in drafted_trees)
 
 
 @pytest.mark.few(8)
@@ -60,6 +62,18 @@ def test_expectations_given_the_tree_are_those_of_the_verifier(name, verifier):
     tables = toy_pair(3)
     found = expectation(tables.target, tables.draft, TREES[name], verifier)
     assert found == pytest.approx(law(tables.target, tables.draft, TREES[name], verifier).expected_accepted)
+
+
+def test_no_node_of_a_chain_is_less_likely_by_traversal_than_token_by_token():
+    gains = []
+    for seed in range(4):
+        tables = toy_pair(seed)
+        for _, tree in trees(tables.draft, Chain(depth=3), Traversal):
+            view = view_of(tree, tables.target)
+            pairs = zip(reach_by_traversal(view), reach_by_rejection(view), strict=True)
+            gains += [by_traversal - token_by_token for by_traversal, token_by_token in pairs]
+    assert min(gains) > -1e-6
+    assert max(gains) > 0.1
 
 
 def test_the_naive_walk_on_re_ranked_trees_too():

@@ -7,9 +7,9 @@ verifier has a tree of its own. The target scores all trees in one pass. Two thi
 
 - A smaller shape has the same distribution as the upper levels of a larger one: a chain of 2 is the beginning of a
   chain of 8. So only the largest is drafted, and the smaller ones are judged as its upper levels.
-- For a given tree, the expected number of accepted tokens of `RRSw`, `Traversal` and `PointMass` is a sum. Only tree
-  and context are then random, and `RRSw` and `Traversal` share both. For other verifiers, the accepted tokens of one
-  round are counted.
+- For a given tree, the number of tokens that `RRSw`, `Traversal` and `PointMass` are expected to accept is a sum over
+  its nodes. A node's term depends only on the tokens up to it and its siblings'. Only tree and context are then random,
+  and `RRSw` and `Traversal` share both. For other verifiers, the accepted tokens of one round are counted.
 """
 
 import statistics
