@@ -10,11 +10,15 @@ import torch
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.pretrained import load_model, load_tokenizer
-from drafttree_lab.bench import images, loading, memory, micro, serve
+from drafttree.measure import shapes
+from drafttree.models.triton import triton_support
+from drafttree_lab import device_clock
+from drafttree_lab.bench import images, kernels, loading, memory, micro, serve
 from drafttree_lab.commands import bench
 from drafttree_lab.peers.gguf_file import write_gguf
 from lab_helpers.image_shapes import SMALL
 from testing.command_line import run
+from testing.device_clocks import StandInClock
 from testing.held_server import held_server
 
 SHORT = ["--prompts", "{prompts}", "--limit", 1]
@@ -27,6 +31,7 @@ BENCHES = {
     "acceptance": [*SHORT, *DRAWN],
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
     "images": ["--images", "1", "--dtype", "float32", "--repeats", 2, "--max-new-tokens", 2],
+    "kernels": ["--shape", "100m", "--vocab", 9, "--rows", "1", "--prefixes", "9", "--nodes", "1", "--repeats", 1],
     "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
     "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],
     "loading": ["embedded-draft"],
@@ -49,6 +54,10 @@ def small(monkeypatch):
     taken = seconds | {f"{name}_bytes": size for name, size in sizes.items()}
     monkeypatch.setattr(loading, "measure_loading", lambda *_: taken)
     monkeypatch.setattr(micro, "WARM_UP", 1)
+    monkeypatch.setattr(kernels, "MEMORY", 4000)
+    monkeypatch.setattr(device_clock, "open_clock", lambda *_: StandInClock())
+    monkeypatch.setattr(triton_support, "find_spec", lambda _: None)
+    monkeypatch.setitem(shapes.SHAPES, "100m", shapes.Shape(32, 1, 48, heads=4, key_value_heads=2, head_dim=16))
     monkeypatch.setitem(images.SHAPES, "smolvlm-256m", SMALL)
     with held_server() as held:
         monkeypatch.setattr(serve, "_served", lambda arguments: nullcontext(held.address))

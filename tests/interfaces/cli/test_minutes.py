@@ -10,8 +10,10 @@ from transformers import LlamaForCausalLM
 from drafttree.interfaces import cli
 from drafttree.measure import run_store
 from drafttree.measure.run_store import RUNS
+from drafttree_lab import device_clock
 from testing import gguf_files
 from testing.command_line import COMMANDS, complaint, run
+from testing.device_clocks import StandInClock
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
 GIVEN = ["--prompts", "{prompts}"]
@@ -21,6 +23,7 @@ UNFINISHED = {
     "bench acceptance": GIVEN,
     "bench batch": ["--batches", "1", *SHORT[2:4]],
     "bench images": ["--images", "1"],
+    "bench kernels": [],
     "bench loading": ["embedded-draft"],
     "bench memory": [*GIVEN, *SHORT[2:]],
     "bench methods": [*GIVEN, *SHORT, "--repeats", 1],
@@ -33,6 +36,12 @@ UNFINISHED = {
 """Every command with `--minutes`, and arguments by which it takes longer than no time."""
 SLOW = dict.fromkeys(["replay run", "replay map", "bench images"], pytest.mark.slow)
 """They load or make a target of their own; `lab/tests/commands/test_replay.py` ends a replay for its time, quickly."""
+
+
+@pytest.fixture(autouse=True)
+def _device(monkeypatch):
+    """A device for benches of kernels, which are refused without one."""
+    monkeypatch.setattr(device_clock, "open_clock", lambda *_: StandInClock())
 
 
 @pytest.fixture
