@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 
 from drafttree.core.vocab_ops import ranked
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize, rows_of
+from drafttree.drafters.head_logits import choose_head_logits
 from drafttree.drafters.ranked_logits import RANKED, DraftLogits, logits_of
 from drafttree.drafters.session import count_pass
 from drafttree.drafters.target_parts import embedding, final_logits, last_layer, own_bytes, zero_hidden
@@ -279,6 +280,7 @@ class MedusaDrafter(HeadsDrafter):
     def __init__(self, heads: MedusaHeads, target: PreTrainedModel) -> None:
         super().__init__(heads, target)
         self.heads = heads
+        self._head_logits = choose_head_logits(heads, target)
         self.run = self._all_levels
         device = self.zero_hidden.device
         if device.type == "cuda":
@@ -289,7 +291,7 @@ class MedusaDrafter(HeadsDrafter):
 
         On a CPU, a level's tokens are ranked when it is drafted.
         """
-        logits = self.project(self.heads(contexts))
+        logits = self._head_logits(contexts)
         if logits.is_cpu:
             return (logits,)
         ranks = ranked(logits.flatten(0, 1), RANKED)

@@ -18,8 +18,13 @@ def projection(target: PreTrainedModel) -> nn.Linear:
 
 def final_logits(target: PreTrainedModel, hidden_states: Tensor) -> Tensor:
     """Return the target's own logits `[..., vocab]` of hidden states `[..., hidden]` after its final norm."""
+    return scaled_logits(target, projection(target)(hidden_states))
+
+
+def scaled_logits(target: PreTrainedModel, outputs: Tensor) -> Tensor:
+    """Return the target's own logits of what its output projection gave; see `logits_scaling`."""
     scale, bound = logits_scaling(target)
-    logits = projection(target)(hidden_states) * scale
+    logits = outputs * scale
     return torch.tanh(logits / bound) * bound if bound else logits
 
 

@@ -203,6 +203,7 @@ def activate_linear(
     *,
     gated: bool = False,
     factors: Tensor | None = None,
+    residual: Tensor | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
@@ -215,6 +216,7 @@ def activate_linear(
         gated: whether the result is `activation(gate) * value`, else `activation(y)`.
         factors: `[rows, outputs]` in the dtype of `x`, of any row stride; without `gated`, the activations are
             multiplied by them (Gemma 4). None for none.
+        residual: as of `add_linear`, rows that are added to the result (Medusa). None for none.
         out: as of `linear`, with half as many columns if `gated`.
         workspace: as of `linear`.
 
@@ -226,9 +228,10 @@ def activate_linear(
     if gated and (weight.outputs % 2 or factors is not None):
         raise ValueError("a gated product needs as many gates as values, and takes no further factors")
     width = weight.outputs // 2 if gated else weight.outputs
-    if factors is not None:
-        _check_rows(factors, x, width)
-    columns = _Columns(_new(x, width, out), factors=factors, activation=ACTIVATIONS[activation], is_gated=gated)
+    for rows in (factors, residual):
+        if rows is not None:
+            _check_rows(rows, x, width)
+    columns = _Columns(_new(x, width, out), factors, residual, ACTIVATIONS[activation], gated)
     return _multiply_columns(x, weight, columns, workspace)
 
 

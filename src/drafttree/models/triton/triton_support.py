@@ -5,10 +5,12 @@ which is far too slow for anything but tests.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drafttree.models.families import describe
 from drafttree.models.fused.decoder_backend import DecoderBackend
@@ -33,6 +35,13 @@ def triton_backend_of(module: Any) -> DecoderBackend:
     from drafttree.models.triton.triton_backend import TritonBackend
 
     return TritonBackend(module)
+
+
+def triton_heads_of(blocks: Sequence[Sequence[Any]], projections: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """The `TritonHeads` of linear layers."""
+    from drafttree.models.triton.triton_heads import TritonHeads
+
+    return TritonHeads(blocks, projections)
 
 
 def why_it_does_not_run(error: Exception) -> str:
