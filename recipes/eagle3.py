@@ -27,22 +27,20 @@ from drafttree.drafters.formats.format import EMBEDDING, HEAD
 from drafttree.drafters.heads import prefix_config
 from drafttree.drafters.target_parts import embedding, projection
 from drafttree.models.module.module_inputs import ModuleInputs
-from heads import HeadObjective, HeadRun, command, parser
-from tokens import read_stream
-from unrolled import unroll
-
-MAX_DRAFT_VOCAB = 32_000
+from heads import HeadObjective, begin_on_text, command, draft_ids, is_written, parser
+from unrolled import unroll, unroll_rows
+from written import Pack, begin_on_written
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    command("eagle3", eagle3_parser().parse_args(arguments), Eagle3Objective, Eagle3Run)
+    options = eagle3_parser().parse_args(arguments)
+    command("eagle3", options, Eagle3Objective, begin=begin_on_written if is_written(options) else begin_on_text)
 
 
 def eagle3_parser() -> argparse.ArgumentParser:
     """Return the parser of this recipe's options."""
-    made = parser(__doc__, layers="decoder layers of the head")
+    made = parser(__doc__, layers="decoder layers of the head", writes=True)
     made.set_defaults(heads=6, decay=0.8)
-    made.add_argument("--draft-vocab", type=int, help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,})")
     made.add_argument("--mlp", type=int, help="width of the head's MLP; by default the target's")
     made.add_argument(
         "--export", choices=("compact", "full"), default="compact", help="full: for other programs as well (see above)"
@@ -57,12 +55,13 @@ class Eagle3Objective(HeadObjective):
         depth = target.config.get_text_config().num_hidden_layers
         if depth < 3:
             raise ValueError(f"{options.target} has {depth} layers; an EAGLE-3 head reads the states of at least 3")
-        ids = _most_frequent_ids(options, len(projection(target).weight))
+        ids = draft_ids(options, len(projection(target).weight))
         head = Eagle3Head(_config(target, options, len(ids)))
         super().__init__(head, options.heads, shared=False)
         self.layers, self.vocab = (2, depth // 2, depth - 3), len(ids)
         self.depth, self.own = depth, options.own_projection
         self.stores_projection = self.own or options.export == "full"
+        self.starts_as_copy = is_written(options)
         head.target_ids = None if self.vocab == head.config.vocab else ids
         self._share_with_target(target, ids)
 
@@ -72,6 +71,9 @@ class Eagle3Objective(HeadObjective):
         weight = weight if self.heads.target_ids is None else weight[ids.to(weight.device)]
         self.heads.embed_tokens.weight = nn.Parameter(embedding(target).weight.detach(), requires_grad=False)
         self.heads.lm_head.weight = nn.Parameter(weight.clone().float() if self.own else weight, requires_grad=self.own)
+        if self.starts_as_copy:
+            weight = self.heads.fc.weight.data
+            weight.mul_(0.1)[:, -weight.shape[0] :] += torch.eye(len(weight))
         scale = final_norm_scale(target)
         if scale is not None:
             self.heads.norm.weight.data.copy_(scale)
@@ -81,6 +83,15 @@ class Eagle3Objective(HeadObjective):
         rows = inputs.shape[1] - self.levels
         state = self.heads.fuse(tuple(state[:, :rows] for state in states))
         return self.heads.norm(unroll(self._run, state, inputs, self.levels))
+
+    def pack_outputs(self, pack: Pack, levels: Sequence[np.ndarray]) -> list[Tensor]:
+        *states, _ = pack.states
+        state = self.heads.fuse(tuple(state[None] for state in states))
+        rows = [np.arange(len(pack.positions)), *levels[1:]]
+        following = pack.following[None].to(state.device)
+        first, *later = unroll_rows(self._run, state, following, pack.positions, pack.visible, rows)
+        first = first[:, torch.from_numpy(levels[0]).to(first.device)]
+        return [self.heads.norm(output)[0] for output in (first, *later)]
 
     def _run(self, level: ModuleInputs, state: Tensor) -> Tensor:
         return self.heads.next_hidden(self.heads.run_layers(level, state))
@@ -96,25 +107,12 @@ class Eagle3Objective(HeadObjective):
         known = torch.isin(logits.argmax(-1), ids)
         return logits[:, ids].softmax(-1) * known[:, None]
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        state = self.heads.state_dict()
+        return {name: state[name] for name in (EMBEDDING, HEAD) if name == EMBEDDING or not self.own}
+
     def write(self, folder: Path) -> None:
         save(self.heads, folder, self.depth, own_lm_head=self.stores_projection, dtype=torch.bfloat16)
-
-
-class Eagle3Run(HeadRun):
-    """A run whose checkpoints leave out the tensors shared with the target."""
-
-    def state(self) -> dict:
-        state = super().state()
-        return state | {
-            "heads": {name: part for name, part in state["heads"].items() if name not in self._shared_tensors()}
-        }
-
-    def restore(self, state: dict) -> None:
-        super().restore(state | {"heads": state["heads"] | self._shared_tensors()})
-
-    def _shared_tensors(self) -> dict[str, Tensor]:
-        state = self.heads.state_dict()
-        return {name: state[name] for name in (EMBEDDING, HEAD) if name == EMBEDDING or not self.objective.own}
 
 
 def final_norm_scale(target: PreTrainedModel) -> Tensor | None:
@@ -165,19 +163,6 @@ def _config(target: PreTrainedModel, options: argparse.Namespace, draft_vocab: i
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     return Eagle3Config(layer, vocab, draft_vocab, hidden)
-
-
-def _most_frequent_ids(options: argparse.Namespace, vocab: int) -> Tensor:
-    """Return the ids of the most frequent tokens of the text, in rising order.
-
-    Raises:
-        ValueError: `--draft-vocab` is not between 1 and the target's vocabulary.
-    """
-    wanted = options.draft_vocab or min(vocab, MAX_DRAFT_VOCAB)
-    if not 0 < wanted <= vocab:
-        raise ValueError(f"--draft-vocab {wanted} must lie between 1 and the target's vocabulary of {vocab}")
-    counts = np.bincount(read_stream(options.out / "tokens.npy"), minlength=vocab)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:wanted]))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +35,9 @@ from settings import Settings
 from windows import Windows
 
 CHUNK = 512
-ADAM_RATE = 1e-3
-PARTS = ("heads", "muon", "adam")
+MUON_RATE, ADAM_RATE = 0.02, 1e-3
+MAX_DRAFT_VOCAB, WRITTEN_DRAFT_VOCAB = 32_000, 16_000
+"""Default sizes of the draft vocabulary: of a text that is given, and of texts that the target has written."""
 
 
 @dataclass
@@ -87,6 +89,15 @@ class HeadObjective(nn.Module):
         """
         return hidden
 
+    def pack_outputs(self, pack: Any, levels: Sequence[np.ndarray]) -> list[Tensor]:
+        """Compute the outputs `[rows, hidden]` of every level that meet the projection, at the rows it learns at.
+
+        Args:
+            pack: a `written.Pack` of texts that the target has written.
+            levels: the rows of each level.
+        """
+        raise NotImplementedError
+
     def target_probs(self, logits: Tensor) -> Tensor:
         """Return the probabilities to learn, from the target's logits `[rows, vocab]`; rows of zeros have no loss."""
         return logits.softmax(-1)
@@ -101,13 +112,62 @@ class HeadObjective(nn.Module):
         """
         raise NotImplementedError
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Return tensors of the heads that are the target's, by name; checkpoints leave them out."""
+        return {}
+
     def write(self, folder: Path) -> None:
         """Write the heads in their public format."""
         raise NotImplementedError
 
 
-class HeadRun(Run):
-    """Training of one kind of head, with its optimizers and its position in the text.
+class HeadTraining(Run):
+    """Training of one kind of head.
+
+    Args:
+        objective: the objective, whose heads are trained.
+        options: those of the recipe.
+        optimizers: by name, the optimizers and their learning rates.
+    """
+
+    def __init__(
+        self,
+        objective: HeadObjective,
+        options: argparse.Namespace,
+        optimizers: Mapping[str, tuple[torch.optim.Optimizer, float]],
+    ):
+        super().__init__(options.out)
+        self.objective, self.heads, self.options = objective, objective.heads, options
+        self.optimizers = optimizers
+
+    def learn(self, now: Plan, tokens: int) -> None:
+        """Do one optimizer step with the gradients of a number of tokens; of the plan it uses the learning rate."""
+        for optimizer, rate in self.optimizers.values():
+            optimizer.param_groups[0]["lr"] = rate * now.rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += tokens
+
+    def export(self, name: str) -> None:
+        with atomic_folder(self.out / name) as folder:
+            self.objective.write(folder)
+        print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
+
+    def state(self) -> dict:
+        """The state without the tensors that are the target's."""
+        shared = self.objective.shared_tensors()
+        own = {name: tensor for name, tensor in self.heads.state_dict().items() if name not in shared}
+        return {"heads": own} | {name: optimizer.state_dict() for name, (optimizer, _) in self.optimizers.items()}
+
+    def restore(self, state: dict) -> None:
+        self.heads.load_state_dict(state["heads"] | self.objective.shared_tensors())
+        for name, (optimizer, _) in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+
+
+class HeadRun(HeadTraining):
+    """Training on the windows of a text that is given.
 
     Attributes:
         trained_positions: window positions after the last complete step; a failed step has advanced `windows` already.
@@ -116,18 +176,17 @@ class HeadRun(Run):
     def __init__(
         self, target: PreTrainedModel, objective: HeadObjective, windows: Windows, options: argparse.Namespace
     ):
-        super().__init__(options.out)
-        self.target, self.objective, self.windows = target, objective, windows
-        self.heads, self.options = objective.heads, options
+        outputs = (len(projection(target).weight), objective.vocab)
+        learning = [p for p in objective.heads.parameters() if p.requires_grad]
+        inner = [p for p in learning if p.ndim == 2 and len(p) not in outputs]
+        known, rate = set(inner), options.rate or MUON_RATE
+        rest = [p for p in learning if p not in known]
+        muon = Muon(inner, lr=rate, weight_decay=0.0), rate
+        super().__init__(objective, options, {"muon": muon, "adam": (adam_of(rest, ADAM_RATE), ADAM_RATE)})
+        self.target, self.windows = target, windows
         self.trained_positions: dict[int, tuple[int, int]] = {}
         folder = options.out / "features" if options.cache else None
         self.hidden_states = HiddenStates(target, objective.layers, folder)
-        learning = [p for p in self.heads.parameters() if p.requires_grad]
-        inner = [p for p in learning if p.ndim == 2 and len(p) not in (len(projection(target).weight), objective.vocab)]
-        known = set(inner)
-        self.muon = Muon(inner, lr=options.rate, weight_decay=0.0)
-        rest = [p for p in learning if p not in known]
-        self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
     def losses(self) -> Losses:
         zeros = torch.zeros(self.objective.levels, device=self.target.device)
@@ -137,27 +196,15 @@ class HeadRun(Run):
         """Do one optimizer step; of the plan it uses the learning rate alone."""
         inputs, _ = self.windows.take(self.options.batch // self.options.length, self.options.length)
         losses = self._forward_backward(inputs.to(self.target.device))
-        for optimizer, rate in ((self.muon, self.options.rate), (self.adam, ADAM_RATE)):
-            optimizer.param_groups[0]["lr"] = rate * now.rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens += inputs.numel()
+        self.learn(now, inputs.numel())
         self.trained_positions = dict(self.windows.positions)
         return losses
 
-    def export(self, name: str) -> None:
-        with atomic_folder(self.out / name) as folder:
-            self.objective.write(folder)
-        print(f"exported {name} at step {self.step}, {self.tokens:,} tokens", flush=True)
-
     def state(self) -> dict:
-        modules = {part: getattr(self, part).state_dict() for part in PARTS}
-        return {**modules, "windows": self.trained_positions}
+        return super().state() | {"windows": self.trained_positions}
 
     def restore(self, state: dict) -> None:
-        for part in PARTS:
-            getattr(self, part).load_state_dict(state[part])
+        super().restore(state)
         self.trained_positions = state["windows"]
         self.windows = type(self.windows)(self.windows.stream, self.trained_positions)
 
@@ -215,6 +262,11 @@ class HeadRun(Run):
         return torch.autocast(self.target.device.type, kind, enabled=kind != torch.float32)
 
 
+def adam_of(parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """Return AdamW without weight decay."""
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
 Make = Callable[[PreTrainedModel, argparse.Namespace], HeadObjective]
 
 
@@ -234,11 +286,22 @@ def write_config(folder: Path, config: dict) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def parser(description: str, layers: str = "residual blocks of each head") -> argparse.ArgumentParser:
-    """Return a parser with the options that all recipes for heads share; `layers` is the help of that option."""
+def parser(
+    description: str, layers: str = "residual blocks of each head", *, writes: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that all recipes for heads share.
+
+    Args:
+        description: the description.
+        layers: help of `--layers`.
+        writes: whether the target may write the texts.
+    """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--target", required=True, help='"embedded", a folder or a hub name')
-    made.add_argument("--data", type=Path, required=True, help="a folder or file of text (.txt, .jsonl, also .gz)")
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, help="a folder or file of text (.txt, .jsonl, also .gz)")
+    if writes:
+        _add_writing(made, source)
     made.add_argument("--out", type=Path, required=True, help="folder for everything that is made")
     made.add_argument("--heads", type=positive, default=4, help="how many tokens ahead to draft")
     made.add_argument("--layers", type=positive, default=1, help=layers)
@@ -248,7 +311,7 @@ def parser(description: str, layers: str = "residual blocks of each head") -> ar
     budget.add_argument("--deadline", type=next_moment, metavar="HH:MM", help="train until this time of day instead")
     made.add_argument("--length", type=positive, default=256, help="tokens of a window")
     made.add_argument("--batch", type=positive, default=4096, help="tokens of an optimizer step")
-    made.add_argument("--rate", type=float, default=0.02, help="learning rate of the blocks' matrices")
+    made.add_argument("--rate", type=float, help="learning rate of the blocks' matrices, or of all with --prompts")
     made.add_argument("--decay", type=float, default=1.0, help="weight of each head's loss relative to the one before")
     made.add_argument("--cache", action="store_true", help="keep the target's hidden states on disk for later epochs")
     made.add_argument("--dtype", default="auto", help="of the target: float32, bfloat16, float16 or auto")
@@ -257,22 +320,46 @@ def parser(description: str, layers: str = "residual blocks of each head") -> ar
     return made
 
 
-def command(name: str, options: argparse.Namespace, make: Make, run: type[HeadRun] = HeadRun) -> None:
+def _add_writing(made: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup) -> None:
+    """Add the options of recipes whose target may write the texts."""
+    source.add_argument("--prompts", type=Path, nargs="+", help="files of prompts (.jsonl, also .gz) that it answers")
+    source.add_argument("--texts", type=Path, help="folder of the texts of another run with this target")
+    made.add_argument("--held-out", type=Path, nargs="+", default=[], help="files of prompts not to train on")
+    made.add_argument("--write", type=positive, default=500_000, help="tokens of prompts and replies")
+    made.add_argument("--quantize", choices=("int8", "int4"), help="round the target's weights while it writes")
+    made.add_argument(
+        "--draft-vocab",
+        type=int,
+        help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,}; {WRITTEN_DRAFT_VOCAB:,} with --prompts)",
+    )
+
+
+Begin = Callable[[argparse.Namespace, Settings, Make, type[HeadRun]], HeadTraining]
+
+
+def command(
+    name: str,
+    options: argparse.Namespace,
+    make: Make,
+    run: type[HeadRun] = HeadRun,
+    begin: Begin | None = None,
+) -> None:
     """Train or resume, and export to `out/final`; errors end the command with one line.
 
     Args:
         name: name of the recipe.
         options: parsed options of `parser`.
         make: makes the objective for a target.
-        run: class of the run.
+        run: class of the run on a text that is given.
+        begin: makes the run; by default `begin_on_text`.
     """
     try:
-        _train(name, options, make, run)
+        _train(name, options, make, run, begin or begin_on_text)
     except (DraftTreeError, ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
 
 
-def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRun]) -> None:
+def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRun], begin: Begin) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     logging.disable_progress_bar()
@@ -280,17 +367,40 @@ def _train(name: str, options: argparse.Namespace, make: Make, kind: type[HeadRu
     if (options.out / "final").exists():
         print(f"{options.out / 'final'} is there already")
         return
-    device = find_device(options.device)
-    target = load_model(options.target, find_dtype(options.dtype, device), device).requires_grad_(False)
-    stream = _stream(options, settings, len(projection(target).weight))
-    windows = (RepeatedWindows if options.cache else Windows)(stream)
-    run = kind(target, make(target, options).to(device), windows, options)
+    run = begin(options, settings, make, kind)
     settings.save()
     if run.checkpoint.exists():
         run.load()
         print(f"resumed at step {run.step}, progress {run.progress:.3f}", flush=True)
     run.spend(options)
     run.export("final")
+
+
+def begin_on_text(options: argparse.Namespace, settings: Settings, make: Make, kind: type[HeadRun]) -> HeadRun:
+    """Return the run that trains on the windows of a text that is given."""
+    device = find_device(options.device)
+    target = load_model(options.target, find_dtype(options.dtype, device), device).requires_grad_(False)
+    stream = _stream(options, settings, len(projection(target).weight))
+    windows = (RepeatedWindows if options.cache else Windows)(stream)
+    return kind(target, make(target, options).to(device), windows, options)
+
+
+def is_written(options: argparse.Namespace) -> bool:
+    """Whether the head is trained on texts that the target writes."""
+    return bool(options.prompts or options.texts)
+
+
+def draft_ids(options: argparse.Namespace, vocab: int) -> Tensor:
+    """Return the ids of the most frequent tokens of the text, in rising order.
+
+    Raises:
+        ValueError: `--draft-vocab` is not between 1 and the target's vocabulary.
+    """
+    wanted = options.draft_vocab or min(vocab, WRITTEN_DRAFT_VOCAB if is_written(options) else MAX_DRAFT_VOCAB)
+    if not 0 < wanted <= vocab:
+        raise ValueError(f"--draft-vocab {wanted} must lie between 1 and the target's vocabulary of {vocab}")
+    counts = np.bincount(tokens.read_stream(options.out / "tokens.npy"), minlength=vocab)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:wanted]))
 
 
 def _stream(options: argparse.Namespace, settings: Settings, vocab: int) -> np.ndarray:

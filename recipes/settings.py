@@ -5,7 +5,7 @@ import json
 
 from disk import atomic_file
 
-MAY_CHANGE = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache"}
+MAY_CHANGE = {"out", "tokens", "deadline", "device", "threads", "dtype", "cache", "write"}
 """Options that may change when a run is resumed."""
 
 

@@ -1,6 +1,6 @@
 """A head unrolled over levels as in drafting ("training-time test", Li et al. 2025, section 3.2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from drafttree.models import Segment
 from drafttree.models.attention.tree_attention import TreePlan
 from drafttree.models.module.module_inputs import ModuleInputs, SegmentCache
 from drafttree.models.segment import PassTensors
+
+Run = Callable[[ModuleInputs, Tensor], Tensor]
 
 
 class UnrolledRows(DynamicCache):
@@ -33,7 +35,7 @@ class UnrolledRows(DynamicCache):
         self.drafted = len(self.positions)
 
 
-def unroll(run: Callable[[ModuleInputs, Tensor], Tensor], state: Tensor, inputs: Tensor, levels: int) -> Tensor:
+def unroll(run: Run, state: Tensor, inputs: Tensor, levels: int) -> Tensor:
     """Compute a head's outputs `[batch, rows, levels, hidden]`, each level from those of the level before.
 
     Row i of a level reads the token `level + 1` positions after the hidden state that row i of the first level
@@ -46,17 +48,37 @@ def unroll(run: Callable[[ModuleInputs, Tensor], Tensor], state: Tensor, inputs:
         inputs: `[batch, rows + levels]` token ids.
         levels: how many there are.
     """
-    rows, cache, outputs = state.shape[1], UnrolledRows(), list[Tensor]()
-    row_positions, own_row = np.arange(rows), np.eye(rows, dtype=bool)
-    visible = np.tri(rows, dtype=bool)
-    for level in range(levels):
-        tokens = inputs[:, level + 1 : level + 1 + rows]
-        segment = Segment(cache, np.zeros_like(row_positions), row_positions + level, visible)  # of each text in turn
+    rows = np.arange(state.shape[1])
+    outputs = unroll_rows(run, state, inputs[:, 1:], rows, np.tri(len(rows), dtype=bool), [rows] * levels)
+    return torch.stack(outputs, 2)
+
+
+def unroll_rows(
+    run: Run, state: Tensor, inputs: Tensor, positions: np.ndarray, visible: np.ndarray, levels: Sequence[np.ndarray]
+) -> list[Tensor]:
+    """Compute the outputs `[batch, rows of the level, hidden]` of every level, each of fewer rows than the one before.
+
+    Args:
+        run: as for `unroll`.
+        state: as for `unroll`.
+        inputs: `[batch, rows + levels - 1]` the token that each row of the first level reads; a row of another level
+            reads the token as many rows later.
+        positions: `[rows]` of the first level in their texts, which may be several behind each other.
+        visible: bool `[rows, rows]`: which rows of the first level each of them attends to.
+        levels: per level its rows, in rising order; the first has all, and each only rows of the level before.
+    """
+    cache, outputs = UnrolledRows(), list[Tensor]()
+    for level, rows in enumerate(levels):
+        earlier = [rows[:, None] == others for others in levels[1 : level + 1]]
+        seen = np.concatenate((visible[rows], *earlier), 1)
+        segment = Segment(cache, np.zeros_like(rows), positions[rows] + level, seen)  # of each text in turn
+        if level:
+            state = state[:, torch.from_numpy(np.searchsorted(levels[level - 1], rows)).to(state.device)]
+        tokens = inputs[:, torch.from_numpy(rows + level).to(inputs.device)]
         state = run(level_inputs(segment, tokens, state.dtype), state)
         cache.grow(segment.positions)
         outputs.append(state)
-        visible = np.concatenate((visible, own_row), 1)
-    return torch.stack(outputs, 2)
+    return outputs
 
 
 def level_inputs(segment: Segment, tokens: Tensor, dtype: torch.dtype) -> ModuleInputs:

@@ -42,7 +42,7 @@ def made(options, target: Path, data: Path, out: Path):
     for parameter in objective.heads.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(0, 0.2, generator=generator)
-    return recipe.Eagle3Run(module, objective, None, chosen)
+    return importlib.import_module("heads").HeadRun(module, objective, None, chosen)
 
 
 def loaded(folder: Path, target: Path):
