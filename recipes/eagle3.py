@@ -27,20 +27,24 @@ from drafttree.drafters.formats.format import EMBEDDING, HEAD
 from drafttree.drafters.heads import prefix_config
 from drafttree.drafters.target_parts import embedding, projection
 from drafttree.models.module.module_inputs import ModuleInputs
-from heads import HeadObjective, begin_on_text, command, draft_ids, is_written, parser
+from heads import MAX_DRAFT_VOCAB, WRITTEN_DRAFT_VOCAB, HeadObjective, command, draft_ids, is_written, parser
 from unrolled import unroll, unroll_rows
-from written import Pack, begin_on_written
+from written import Pack, begin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = eagle3_parser().parse_args(arguments)
-    command("eagle3", options, Eagle3Objective, begin=begin_on_written if is_written(options) else begin_on_text)
+    command("eagle3", eagle3_parser().parse_args(arguments), Eagle3Objective, begin=begin)
 
 
 def eagle3_parser() -> argparse.ArgumentParser:
     """Return the parser of this recipe's options."""
     made = parser(__doc__, layers="decoder layers of the head", writes=True)
     made.set_defaults(heads=6, decay=0.8)
+    made.add_argument(
+        "--draft-vocab",
+        type=int,
+        help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,}; {WRITTEN_DRAFT_VOCAB:,} with --prompts)",
+    )
     made.add_argument("--mlp", type=int, help="width of the head's MLP; by default the target's")
     made.add_argument(
         "--export", choices=("compact", "full"), default="compact", help="full: for other programs as well (see above)"
@@ -61,7 +65,7 @@ class Eagle3Objective(HeadObjective):
         self.layers, self.vocab = (2, depth // 2, depth - 3), len(ids)
         self.depth, self.own = depth, options.own_projection
         self.stores_projection = self.own or options.export == "full"
-        self.starts_as_copy = is_written(options)
+        self.begins_as_copy = is_written(options)
         head.target_ids = None if self.vocab == head.config.vocab else ids
         self._share_with_target(target, ids)
 
@@ -71,9 +75,9 @@ class Eagle3Objective(HeadObjective):
         weight = weight if self.heads.target_ids is None else weight[ids.to(weight.device)]
         self.heads.embed_tokens.weight = nn.Parameter(embedding(target).weight.detach(), requires_grad=False)
         self.heads.lm_head.weight = nn.Parameter(weight.clone().float() if self.own else weight, requires_grad=self.own)
-        if self.starts_as_copy:
+        if self.begins_as_copy:  # of the last state, which is in the space that the projection reads
             weight = self.heads.fc.weight.data
-            weight.mul_(0.1)[:, -weight.shape[0] :] += torch.eye(len(weight))
+            weight.mul_(0.1)[:, -len(weight) :] += torch.eye(len(weight))
         scale = final_norm_scale(target)
         if scale is not None:
             self.heads.norm.weight.data.copy_(scale)

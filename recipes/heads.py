@@ -327,11 +327,6 @@ def _add_writing(made: argparse.ArgumentParser, source: argparse._MutuallyExclus
     made.add_argument("--held-out", type=Path, nargs="+", default=[], help="files of prompts not to train on")
     made.add_argument("--write", type=positive, default=500_000, help="tokens of prompts and replies")
     made.add_argument("--quantize", choices=("int8", "int4"), help="round the target's weights while it writes")
-    made.add_argument(
-        "--draft-vocab",
-        type=int,
-        help=f"most frequent tokens to propose (all, or {MAX_DRAFT_VOCAB:,}; {WRITTEN_DRAFT_VOCAB:,} with --prompts)",
-    )
 
 
 Begin = Callable[[argparse.Namespace, Settings, Make, type[HeadRun]], HeadTraining]

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,12 +21,13 @@ from transformers import PreTrainedModel
 from drafttree.drafters.heads import MedusaHeads
 from drafttree.drafters.target_parts import projection
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
+from written import Pack, begin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    options.set_defaults(decay=0.8)
-    command("medusa", options.parse_args(arguments), MedusaObjective)
+    made = parser(__doc__, writes=True)
+    made.set_defaults(decay=0.8, draft_vocab=None)
+    command("medusa", made.parse_args(arguments), MedusaObjective, begin=begin)
 
 
 class MedusaObjective(HeadObjective):
@@ -54,6 +56,10 @@ class MedusaObjective(HeadObjective):
                 block.linear.bias.zero_()
             if not self.shared:
                 head[-1].weight.copy_(weight)
+
+    def pack_outputs(self, pack: Pack, levels: Sequence[np.ndarray]) -> list[Tensor]:
+        rows = (pack.states[-1][torch.from_numpy(level).to(pack.states.device)] for level in levels)
+        return [head(states) for head, states in zip(self.heads, rows, strict=True)]
 
     def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
         return self.heads[level](context)

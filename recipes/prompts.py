@@ -18,7 +18,9 @@ from drafttree.measure.prompt_sets import shipped_sets
 
 INSTRUCTION = "Complete the code I provided.\n\n"
 """Stands before every second function, as in EAGLE's prompts of HumanEval; the others are bare code."""
-FUNCTION = re.compile(r'^( *)def \w+\((?:[^()]|\([^()]*\))*\)[^:\n]*:\n\s+r?("""|\'\'\').+?\2', re.MULTILINE | re.DOTALL)
+FUNCTION = re.compile(
+    r'^( *)def \w+\((?:[^()]|\([^()]*\))*\)[^:\n]*:\n\s+r?("""|\'\'\').+?\2', re.MULTILINE | re.DOTALL
+)
 LONGEST = 1_500
 """Characters of the longest prompt; longer ones are left out."""
 SHARED_WORDS = 13

@@ -18,7 +18,7 @@ from disk import atomic_file
 from drafttree.drafters.target_parts import projection
 from drafttree.loading import find_device, find_dtype, load_model, load_tokenizer
 from drafttree.loading.model_files import ModelFiles
-from heads import HeadObjective, HeadTraining, Make, adam_of, draft_ids
+from heads import HeadObjective, HeadRun, HeadTraining, Make, adam_of, begin_on_text, draft_ids, is_written
 from schedule import Plan
 from settings import Settings
 from writing import WrittenText, WrittenTexts, describe, write_texts
@@ -50,9 +50,10 @@ class LevelLosses:
     positions: int = 0
 
     @classmethod
-    def zeros(cls, levels: int) -> "LevelLosses":
-        """No rows."""
-        return cls(*torch.zeros(3, levels).unbind())
+    def of(cls, level_of: Tensor, nats: Tensor, hits: Tensor, levels: int) -> "LevelLosses":
+        """Sum what rows have, by the level of each row."""
+        values = torch.stack((nats, hits.float(), torch.ones_like(nats))).cpu()
+        return cls(*torch.zeros(3, levels).index_add_(1, level_of, values))
 
     def __iadd__(self, other: "LevelLosses") -> "LevelLosses":
         for name, value in vars(other).items():
@@ -160,7 +161,7 @@ class WrittenRun(HeadTraining):
         return {"texts": len(self.order.names), "epoch": self.order.epoch}
 
     def losses(self) -> LevelLosses:
-        return LevelLosses.zeros(self.objective.levels)
+        return LevelLosses(*torch.zeros(3, self.objective.levels))
 
     def update(self, now: Plan) -> LevelLosses:
         """Do one optimizer step; of the plan it uses the learning rate alone."""
@@ -184,20 +185,17 @@ class WrittenRun(HeadTraining):
             rows: the rows of each level.
             weights: the weight of a row of each level.
         """
-        device = self.weight.device
-        with torch.autocast(device.type, self.kind, enabled=self.kind != torch.float32):
+        with torch.autocast(self.weight.device.type, self.kind, enabled=self.kind != torch.float32):
             outputs = torch.cat(self.objective.pack_outputs(pack, rows))
         learned = torch.from_numpy(np.concatenate([chosen + 1 + level for level, chosen in enumerate(rows)]))
         level_of = torch.from_numpy(np.repeat(np.arange(len(rows)), [*map(len, rows)]))
-        row_weights = torch.tensor(weights)[level_of]
+        row_weights = torch.tensor(weights).to(outputs)[level_of]
         gradient, losses = torch.empty_like(outputs), self.losses()
         for start in range(0, len(outputs), CHUNK):
             part = slice(start, start + CHUNK)
             probs = self._target_probs(pack, learned[part])
-            found = _loss_gradient(outputs[part], self.weight, probs, row_weights[part].to(device))
-            nats, hits, gradient[part] = found
-            for total, values in ((losses.nats, nats), (losses.hits, hits), (losses.rows, torch.ones_like(nats))):
-                total.index_add_(0, level_of[part], values.float().cpu())
+            nats, hits, gradient[part] = _loss_gradient(outputs[part], self.weight, probs, row_weights[part])
+            losses += LevelLosses.of(level_of[part], nats, hits, self.objective.levels)
         outputs.backward(gradient)
         losses.positions = len(pack.following)
         return losses
@@ -243,11 +241,18 @@ def _loss_gradient(outputs: Tensor, weight: Tensor, probs: Tensor, weights: Tens
         logprobs = (outputs.to(weight.dtype) @ weight.T).float().log_softmax(-1)
         nats, mass = -torch.einsum("rv,rv->r", probs, logprobs), probs.sum(-1)
         hits = (logprobs.argmax(-1) == probs.argmax(-1)) & (mass > 0)
-        errors = logprobs.exp_().mul_(mass[:, None]).sub_(probs).mul_(weights[:, None])
+        errors = logprobs.exp_().mul_(mass[:, None]).sub_(probs).mul_(weights[:, None].float())
         return nats, hits, (errors.to(weight.dtype) @ weight).to(outputs.dtype)
 
 
-def begin_on_written(options: argparse.Namespace, settings: Settings, make: Make, _: object) -> WrittenRun:
+def begin(options: argparse.Namespace, settings: Settings, make: Make, kind: type[HeadRun]) -> HeadTraining:
+    """Return the run on what the options name: a text that is given, or texts that the target writes."""
+    if is_written(options):
+        return begin_on_written(options, settings, make)
+    return begin_on_text(options, settings, make, kind)
+
+
+def begin_on_written(options: argparse.Namespace, settings: Settings, make: Make) -> WrittenRun:
     """Let the target write the texts, unless they are written, and return the run that trains on them.
 
     Raises:
@@ -261,7 +266,10 @@ def begin_on_written(options: argparse.Namespace, settings: Settings, make: Make
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"the tokenizer of {options.target} has no chat template; give --data instead of --prompts")
     layers = (2, depth // 2, depth - 3, depth)
-    texts = WrittenTexts(options.texts or options.out / "texts", describe(options.target, tokenizer, config.hidden_size, layers))
+    texts = WrittenTexts(
+        options.texts or options.out / "texts", describe(options.target, tokenizer, config.hidden_size, layers)
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
     stream = options.out / "tokens.npy"
     if not (settings.begun and stream.exists()):
         if options.prompts:
@@ -281,6 +289,5 @@ def _keep_stream(texts: WrittenTexts, path: Path) -> None:
     if not found:
         raise ValueError(f"{texts.folder} holds no text; give --prompts")
     replies = np.concatenate([text.tokens[text.prompt :].numpy().astype(np.uint32) for text in found])
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         np.save(file, replies)

@@ -7,10 +7,10 @@ from pathlib import Path
 SIZES = ("--heads", "3", "--length", "16", "--batch", "64", "--tokens", "640", "--threads", "1", "--dtype", "float32")
 
 
-def stop(monkeypatch, *steps: int) -> None:
-    """Let every run be told to stop at these steps."""
-    recipe_heads = importlib.import_module("heads")
-    update = recipe_heads.HeadRun.update
+def stop(monkeypatch, *steps: int, kind: type | None = None) -> None:
+    """Let every run of a class be told to stop at these steps."""
+    kind = kind or importlib.import_module("heads").HeadRun
+    update = kind.update
 
     def stopped(run, now):
         losses = update(run, now)
@@ -18,7 +18,7 @@ def stop(monkeypatch, *steps: int) -> None:
             signal.raise_signal(signal.SIGTERM)
         return losses
 
-    monkeypatch.setattr(recipe_heads.HeadRun, "update", stopped)
+    monkeypatch.setattr(kind, "update", stopped)
 
 
 def train(kind, target: Path, data: Path, out: Path, *options: str) -> None:

@@ -1,6 +1,5 @@
 """A full disk: one line reports it, no partial file is left, and the same command resumes."""
 
-import errno
 import importlib
 import re
 from pathlib import Path
@@ -10,43 +9,11 @@ import torch
 from safetensors import SafetensorError
 
 from drafttree.drafters.formats.checkpoints import read_tensors
+from helpers.small_disk import SmallDisk
 from helpers.toy_run import train
 
 CACHED = ("eagle3", "--mlp", "24", "--cache")
 MEDUSA = ("medusa",)
-
-
-class SmallFile:
-    def __init__(self, file, disk: "SmallDisk") -> None:
-        self.file, self.disk = file, disk
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.file.close()
-
-    def write(self, content) -> int:
-        self.disk.room -= memoryview(content).nbytes
-        if self.disk.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self.file.write(content)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-class SmallDisk:
-    """A disk with room for some bytes in files with a name prefix; every library then fails as on a full disk."""
-
-    def __init__(self, monkeypatch, room: int, names: str = "") -> None:
-        self.room, opened = room, Path.open
-
-        def limited(path, mode="r", *others, **more):
-            file = opened(path, mode, *others, **more)
-            return SmallFile(file, self) if mode == "wb" and path.name.startswith(names) else file
-
-        monkeypatch.setattr(Path, "open", limited)
 
 
 def stopped_by_the_disk(kind, target: Path, data: Path, out: Path, reason: str) -> None:
