@@ -1,7 +1,9 @@
 """Train an EAGLE-3 head for any Hugging Face model, in one resumable command:
 
     python recipes/eagle3.py --target embedded --data shared/data --out build/eagle3 --heads 6
+    python recipes/eagle3.py --target MODEL --prompts prompts.jsonl --quantize int8 --mlp 4096 --out build/eagle3
 
+The second has the target write the texts, and trains without any pass of it (`writing.py`, `written.py`).
 The head is unrolled over `--heads` levels as in drafting (`unrolled.py`): beyond the first, it reads its own outputs
 instead of the target's hidden states, and attends to the rows its KV cache would hold then. Every level learns the
 target's probabilities. `--out/final` then holds a head in SpecForge's format, without the target's embedding, and

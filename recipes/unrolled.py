@@ -69,6 +69,9 @@ def unroll_rows(
     """
     cache, outputs = UnrolledRows(), list[Tensor]()
     for level, rows in enumerate(levels):
+        if not len(rows):  # nor has any later level
+            outputs.append(state[:, :0])
+            continue
         earlier = [rows[:, None] == others for others in levels[1 : level + 1]]
         seen = np.concatenate((visible[rows], *earlier), 1)
         segment = Segment(cache, np.zeros_like(rows), positions[rows] + level, seen)  # of each text in turn

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
@@ -111,6 +112,11 @@ class WrittenTexts:
         stored = load(path.read_bytes())
         return WrittenText(stored["tokens"].long(), int(stored["prompt"]), stored["states"])
 
+    def reply(self, path: Path) -> np.ndarray:
+        """Read the tokens of a text's reply, without its states."""
+        with safe_open(path, "np") as file:
+            return file.get_tensor("tokens")[int(file.get_tensor("prompt")) :]
+
     def keep(self, number: int, text: WrittenText) -> None:
         """Write a text.
 
@@ -187,8 +193,8 @@ def write_texts(texts: WrittenTexts, options: argparse.Namespace, config: Any, l
         layers: the layers to store.
 
     Raises:
-        ValueError: there are no prompts, or no more; or the target has no chat template.
-        DiskFull: the disk is full, or will be before the texts are written.
+        ValueError: there are no prompts, or the disk has no room for the texts.
+        DiskFull: the disk is full.
     """
     written = sum(texts.sizes())
     if written >= options.write:
@@ -210,6 +216,8 @@ def write_texts(texts: WrittenTexts, options: argparse.Namespace, config: Any, l
             print(time.strftime("%H:%M:%S"), line, flush=True)
         if written + new >= options.write or time.time() > end:
             break
+    else:
+        print(f"all {len(prompts):,} prompts are answered; give more for longer training", flush=True)
     print(f"written {written + new:,} tokens", flush=True)
 
 

@@ -189,7 +189,7 @@ class WrittenRun(HeadTraining):
             outputs = torch.cat(self.objective.pack_outputs(pack, rows))
         learned = torch.from_numpy(np.concatenate([chosen + 1 + level for level, chosen in enumerate(rows)]))
         level_of = torch.from_numpy(np.repeat(np.arange(len(rows)), [*map(len, rows)]))
-        row_weights = torch.tensor(weights).to(outputs)[level_of]
+        row_weights = torch.tensor(weights)[level_of].to(outputs.device)
         gradient, losses = torch.empty_like(outputs), self.losses()
         for start in range(0, len(outputs), CHUNK):
             part = slice(start, start + CHUNK)
@@ -241,7 +241,7 @@ def _loss_gradient(outputs: Tensor, weight: Tensor, probs: Tensor, weights: Tens
         logprobs = (outputs.to(weight.dtype) @ weight.T).float().log_softmax(-1)
         nats, mass = -torch.einsum("rv,rv->r", probs, logprobs), probs.sum(-1)
         hits = (logprobs.argmax(-1) == probs.argmax(-1)) & (mass > 0)
-        errors = logprobs.exp_().mul_(mass[:, None]).sub_(probs).mul_(weights[:, None].float())
+        errors = logprobs.exp_().mul_(mass[:, None]).sub_(probs).mul_(weights[:, None])
         return nats, hits, (errors.to(weight.dtype) @ weight).to(outputs.dtype)
 
 
@@ -271,10 +271,10 @@ def begin_on_written(options: argparse.Namespace, settings: Settings, make: Make
     )
     options.out.mkdir(parents=True, exist_ok=True)
     stream = options.out / "tokens.npy"
-    if not (settings.begun and stream.exists()):
+    settings.save()  # before the texts, whose numbers are those of the prompts in these files
+    if not stream.exists():
         if options.prompts:
             write_texts(texts, options, config, layers)
-        settings.save()
         _keep_stream(texts, stream)
     device = find_device(options.device)
     target = load_model(options.target, find_dtype(options.dtype, device), device).requires_grad_(False)
@@ -285,9 +285,8 @@ def begin_on_written(options: argparse.Namespace, settings: Settings, make: Make
 
 def _keep_stream(texts: WrittenTexts, path: Path) -> None:
     """Write the tokens of all replies to a file, whose counts choose the draft vocabulary."""
-    found = [texts.read(text) for text in texts.paths()]
-    if not found:
+    replies = [texts.reply(text).astype(np.uint32) for text in texts.paths()]
+    if not replies:
         raise ValueError(f"{texts.folder} holds no text; give --prompts")
-    replies = np.concatenate([text.tokens[text.prompt :].numpy().astype(np.uint32) for text in found])
     with atomic_file(path) as file:
-        np.save(file, replies)
+        np.save(file, np.concatenate(replies))

@@ -168,9 +168,9 @@ def test_every_level_learns_what_it_says_when_it_drafts(chat_target, texts, tmp_
         for start in range(text.prompt, len(tokens) - 1):
             draft = drafter.start(tokens[: start + 1], 64)
             draft.prefill(tuple(state[:, :start] for state in states), start)
+            frontiers = (torch.tensor([[token]]) for token in tokens[start + 1 : start + 3])
             said = [draft.draft_root()]
-            for token in tokens[start + 1 : start + 3]:
-                said.append(draft.draft_level(torch.tensor([[token]]), torch.zeros(1, 1).long()))
+            said += [draft.draft_level(frontier, torch.zeros(1, 1).long()) for frontier in frontiers]
             for level, said_logits in enumerate(said[: len(tokens) - 1 - start]):
                 counts[level] += 1
                 if tokens[start + level + 1] in ids:
@@ -178,6 +178,22 @@ def test_every_level_learns_what_it_says_when_it_drafts(chat_target, texts, tmp_
                     nats[level] -= (probs * said_logits[0, 0, ids].log_softmax(-1)).sum()
     assert torch.equal(losses.rows, counts)
     torch.testing.assert_close(losses.nats, nats, atol=1e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("reply", [0, 1, 2, 3])
+def test_a_reply_may_be_too_short_for_some_levels_or_all(reply, chat_target, texts, tmp_path):
+    run = begun(chat_target, texts, tmp_path)
+    writing, written = importlib.import_module("writing"), importlib.import_module("written")
+    text = run.order.next()
+    cut = writing.WrittenText(
+        text.tokens[: text.prompt + reply], text.prompt, text.states[:, : text.prompt + reply - 1]
+    )
+    pack = written.Pack([cut], run.weight)
+    rows = pack.levels(3, np.random.default_rng(0))
+    losses = run.forward_backward(pack, rows, [1.0, 1.0, 1.0])
+    assert losses.rows.tolist() == [len(level) for level in rows]
+    assert losses.rows[0] == max(reply - 1, 0)
+    assert losses.nats[0] > 0 or reply < 2
 
 
 def test_gradients_are_those_of_the_loss(chat_target, texts, tmp_path):
