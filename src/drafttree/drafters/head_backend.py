@@ -121,7 +121,7 @@ def choose_head_backend(head: EagleHead) -> Head:
 
 def _trusted_on_triton(head: EagleHead, own_logits: Tensor) -> Any:
     """The head on kernels in Triton; None if they are not preferred. If they cannot run it, the log says why."""
-    if not prefers_triton(own_logits.device):
+    if not prefers_triton():
         return None
     reason = why_not_kernels(own_logits.dtype, own_logits.device)
     if reason is None:

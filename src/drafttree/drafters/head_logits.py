@@ -38,7 +38,7 @@ def choose_head_logits(heads: Any, target: PreTrainedModel) -> HeadLogits:
         return final_logits(target, outputs) if heads.shares_output else outputs
 
     zeros = zero_hidden(target)
-    if not prefers_triton(zeros.device):
+    if not prefers_triton():
         return own_logits
     reason = why_not_kernels(zeros.dtype, zeros.device)
     if reason is None:

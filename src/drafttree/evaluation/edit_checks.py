@@ -55,7 +55,7 @@ def check_edits() -> EditsFinding:
         if text != transformers_generate(decoder, PROMPT, max_new_tokens=LENGTH, temperature=0).tokens:
             stale.append(name)
     target: Any = decoder.target
-    return EditsFinding(type(target.backend).__name__, len(EDITS), stale)
+    return EditsFinding(target.backend.name, len(EDITS), stale)
 
 
 def _random_model() -> Any:

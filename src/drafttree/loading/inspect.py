@@ -51,6 +51,7 @@ from drafttree.models.module.fingerprint import Fingerprint
 from drafttree.models.native.kernels import why_not_packed
 from drafttree.models.native.native_backend import why_not_native
 from drafttree.models.quantization.quantized_linear import quantization_method
+from drafttree.models.triton.triton_support import prefers_triton, why_not_kernels, why_not_triton
 
 UNKNOWN = "not said"
 DEPENDENT = ("auto", "none", "mixed", "mtp")
@@ -131,7 +132,7 @@ def _drafter_files(drafter: FilesDrafter) -> Inspection:
         if "vision_config" in config:
             details["reads images"] = _reads_images(folder, config)
         problems = _weight_problems(folder, tensors)
-        details |= {} if problems else {"native passes": _native_passes(AutoConfig.from_pretrained(folder))}
+        details |= {} if problems else _passes(AutoConfig.from_pretrained(folder))
     elif source_kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
@@ -152,8 +153,8 @@ def _loaded_model(model: Any) -> Inspection:
     fits, details = _language_model(json.loads(model.config.to_json_string()), tensors)
     unseen = Fingerprint(model).unseen
     reuse = f"nothing by default: {unseen} may have a state that cannot be compared" if unseen else "yes"
-    native_obstacle = why_not_native(model)
-    details |= {"reuses rows": reuse, "native passes": f"no: {native_obstacle}" if native_obstacle else "yes"}
+    details |= {"reuses rows": reuse, "native passes": _yes_or_no(why_not_native(model))}
+    details |= {"Triton passes": _yes_or_no(why_not_triton(model))} if prefers_triton() else {}
     return Inspection(LANGUAGE_MODEL, fits, details, *_sizes(tensors))
 
 
@@ -266,11 +267,26 @@ def _reads_images(folder: Path, config: Mapping[str, Any]) -> str:
     return "yes"
 
 
+def _passes(config: PreTrainedConfig) -> dict[str, object]:
+    """Whether drafttree-native runs a model's passes and, where they are preferred, whether kernels in Triton do."""
+    passes: dict[str, object] = {"native passes": _native_passes(config)}
+    if prefers_triton():
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        passes["Triton passes"] = _yes_or_no(why_not_known(config) or why_not_kernels(_dtype_of(config), device))
+    return passes
+
+
 def _native_passes(config: PreTrainedConfig) -> str:
     """Whether drafttree-native runs a model's passes on a CPU, judged by its config: "yes", or "no" with the reason."""
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    reason = why_not_known(config) or why_not_packed(dtype, torch.device("cpu"))
-    return f"no: {reason}" if reason else "yes"
+    return _yes_or_no(why_not_known(config) or why_not_packed(_dtype_of(config), torch.device("cpu")))
+
+
+def _dtype_of(config: PreTrainedConfig) -> torch.dtype:
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+
+
+def _yes_or_no(obstacle: str | None) -> str:
+    return f"no: {obstacle}" if obstacle else "yes"
 
 
 def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FilesReport:

@@ -31,7 +31,7 @@ from drafttree.models.triton.triton_support import (
     why_it_does_not_run,
     why_not_triton,
 )
-from drafttree.models.validation import OwnLogits, Reference, largest_gap, verify
+from drafttree.models.validation import OwnLogits, Reference, largest_gap, told_of_training, verify
 from drafttree.models.windows import EVERYTHING, LossyWindow
 from drafttree.models.wrapped_backends import WindowedBackend
 
@@ -41,7 +41,7 @@ ROWS = ((1, None), (1, 32), (16, None), (16, 16))
 NOT_RUN = (AttributeError, RuntimeError, TypeError, ValueError)
 """Errors raised where a layer was replaced by one of another kind or size."""
 
-DecoderOrModule = TypeVar("DecoderOrModule", bound=DecoderBackend | ModuleBackend)
+DecoderOrModule = TypeVar("DecoderOrModule", bound=NativeBackend | DecoderBackend | ModuleBackend)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
     are recorded. Only backends that may be returned are checked. A module that is sharded over processes runs as it is,
     since fused layers would leave out the sums over its shares.
 
-    With `DRAFTTREE_TRITON=1`, `TritonBackend` is preferred on CUDA, and its passes are recorded. On a CPU that takes
-    `TRITON_INTERPRET=1` too, and serves tests.
+    With `DRAFTTREE_TRITON=1`, `TritonBackend` is preferred to both on CUDA, and its passes are recorded. On a CPU that
+    takes `TRITON_INTERPRET=1` too, and serves tests.
 
     Raises:
         ModelError: the module's layers cannot be verified in a tree, its tree pass gives other logits, or no backend
@@ -163,18 +163,17 @@ def _fastest(module_logits: OwnLogits, native: bool = True) -> NativeBackend | D
         ModelError: the module's layers cannot be verified in a tree, or its tree pass gives other logits.
     """
     refusal_reasons: dict[str, str] = {}
-    device = module_logits.module.device
-    if native and device.type == "cpu" and not prefers_triton(device):
-        native_backend = _trusted_native(module_logits)
-        if not isinstance(native_backend, str):
-            return native_backend
-        refusal_reasons["NativeBackend"] = native_backend
-    backend = verify(module_logits)
-    if prefers_triton(device):
+    if prefers_triton():
         triton_backend = _trusted_triton(module_logits)
         if not isinstance(triton_backend, str):
             return triton_backend
         refusal_reasons["TritonBackend"] = triton_backend
+    if native and module_logits.module.device.type == "cpu":
+        native_backend = _trusted_native(module_logits)
+        if not isinstance(native_backend, str):
+            return _instead(native_backend, **refusal_reasons)
+        refusal_reasons["NativeBackend"] = native_backend
+    backend = verify(module_logits)
     fused_backend = _trusted_fused(module_logits)
     if not isinstance(fused_backend, str):
         return _instead(fused_backend, **refusal_reasons)
@@ -231,7 +230,8 @@ def _trusted_triton(module_logits: OwnLogits) -> DecoderBackend | str:
     module = module_logits.module
     if reason := why_not_triton(module):
         return reason
-    reference = [*module_logits.in_trees, *module_logits.late]
+    with told_of_training(module):
+        reference = [*module_logits.in_trees, *module_logits.late]
     try:
         backend = triton_backend_of(module)
         gap = largest_gap(backend, reference)

@@ -49,12 +49,16 @@ class Backend(Scorer, Protocol):
     """One way to run a transformers model over trees of tokens.
 
     Attributes:
+        name: its class, and those of the backends that it wraps.
         exact_text: whether a token's logits are bit for bit the same in every pass, so that every text equals that of
             plain decoding.
         lossy_window: the window of rows that tokens attend to, None if they attend to all.
         packed_nbytes: bytes of packed copies of the weights, which are not among `Model.nbytes`.
         fallback_reason: which faster backends were refused for the module, and why; None if none was.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def exact_text(self) -> bool: ...

@@ -91,7 +91,7 @@ class TargetModel:
     @property
     def runs_on(self) -> str:
         """Name of the backend that runs the passes, and why faster ones do not."""
-        name = type(self.backend).__name__
+        name = self.backend.name
         reason = self.backend.fallback_reason
         return f"{name} ({reason})" if reason else name
 
@@ -202,7 +202,7 @@ class TargetModel:
     def _log_backend(self) -> None:
         """Log the backend if faster ones were refused, or if a change of the module has led to another one."""
         model = type(self.module).__name__
-        name = type(self.backend).__name__
+        name = self.backend.name
         reason = self.backend.fallback_reason
         has_changed = self._backend_name not in (None, name)
         if reason:

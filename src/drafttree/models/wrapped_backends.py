@@ -11,6 +11,11 @@ LONGEST_PASS = 512
 """Rows of the largest pass, over a part of a prompt; a windowed cache has room for them beyond its window."""
 
 
+def wrapped_name(backend: object, inner_backend: Backend) -> str:
+    """The name of a backend that wraps another one."""
+    return f"{type(backend).__name__} of {inner_backend.name}"
+
+
 class WrappedBackend:
     """Base of backends that wrap another one.
 
@@ -20,6 +25,7 @@ class WrappedBackend:
 
     def __init__(self, inner_backend: Backend) -> None:
         self._inner_backend = inner_backend
+        self.name = wrapped_name(self, inner_backend)
         self.device = inner_backend.device
         self.exact_text = inner_backend.exact_text
         self.lossy_window = inner_backend.lossy_window

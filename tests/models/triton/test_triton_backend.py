@@ -6,6 +6,7 @@ pytest.importorskip("triton")
 
 import helpers.triton_interpreter  # noqa: F401, I001
 
+import logging
 import os
 import subprocess
 import sys
@@ -24,12 +25,12 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.drafters.formats import eagle3
 from drafttree.drafters.head_backend import HeadBackend, choose_head_backend
 from drafttree.loading import make_policy
+from drafttree.loading.inspect import inspect
 from drafttree.models import LossyWindow, Output, Segment, TargetModel, host_copies
 from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.models.base import Backend, append
 from drafttree.models.cache import kv_cache
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.recorded import packed_inputs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.segment import BEFORE_NORM
@@ -40,7 +41,7 @@ from drafttree.models.wrapped_backends import WindowedBackend
 from helpers import checkpoints
 from helpers.replays import Replays
 from helpers.triton_launches import Launches, launches_of
-from testing import tiny
+from testing import command_line, tiny
 from testing.fused_families import CONFIGS
 from testing.tokenizers import words
 
@@ -397,7 +398,7 @@ import torch
 from drafttree.models import Segment
 from drafttree.models.triton.triton_backend import TritonBackend
 from helpers.triton_compiler import MOST_SHARED_MEMORY, launches_of
-from testing import tiny
+from testing import command_line, tiny
 from testing.fused_families import CONFIGS
 
 capability, dtype, name = int(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
@@ -431,37 +432,58 @@ def test_a_whole_pass_compiles_for_gpus(tmp_path, capability, dtype, name):
     assert int(result.stdout) > 3 * 8
 
 
+def chosen_without_kernels(module: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """The backend of a module without the variable; it knows nothing of kernels in Triton."""
+    with monkeypatch.context() as patch:
+        patch.delenv("DRAFTTREE_TRITON")
+        backend = choose_backend(module)
+    assert "Triton" not in f"{backend.name} {backend.fallback_reason}"
+    return backend
+
+
+def tree_logits_of(backend: Backend) -> Tensor:
+    return backend.forward([tree_behind(backend, PREFIX)])[0].logits
+
+
 @pytest.mark.parametrize("name", sorted(EXPERTS))
-def test_mixtures_of_experts_run_on_fused_layers(name):
-    backend = choose_backend(build(name))
-    assert isinstance(backend, FusedBackend)
-    assert backend.fallback_reason == "no TritonBackend: it has experts, for which there are no kernels"
+def test_mixtures_of_experts_run_as_without_the_variable(name, monkeypatch, caplog):
+    """One line of the log says what runs them and why."""
+    wanted = chosen_without_kernels(build(name), monkeypatch).name
+    caplog.set_level(logging.INFO, "drafttree")
+    target = TargetModel(build(name), choose_backend)
+    reason = "no TritonBackend: it has experts, for which there are no kernels"
+    assert target.runs_on == f"{wanted} ({reason})"
+    (line,) = [record.message for record in caplog.records if "Triton" in record.message]
+    assert line == f"{type(target.module).__name__} runs on {wanted}: {reason}"
 
 
-def test_without_the_variable_nothing_changes(monkeypatch):
-    monkeypatch.setenv("DRAFTTREE_TRITON", "0")
-    assert isinstance(choose_backend(build("llama", torch.bfloat16)), NativeBackend | FusedBackend)
-    monkeypatch.setenv("DRAFTTREE_TRITON", "1")
+def test_on_a_cpu_the_interpreter_must_be_asked_for(monkeypatch):
+    wanted = chosen_without_kernels(build("llama", torch.bfloat16), monkeypatch)
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert isinstance(choose_backend(build("llama", torch.bfloat16)), NativeBackend | FusedBackend)
+    backend = choose_backend(build("llama", torch.bfloat16))
+    assert type(backend) is type(wanted)
+    assert backend.fallback_reason == "no TritonBackend: its kernels do not run on cpu"
 
 
 def test_reasons(monkeypatch):
     assert why_not_triton(build("llama").double()) == "its kernels do not know float64"
     assert why_not_triton(tiny.build("gpt2")) == "layers of the family gpt2 are not known"
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert why_not_triton(build("llama")) == "its kernels do not run on cpu"
-    monkeypatch.setattr(triton_support, "find_spec", lambda _: None)
-    assert why_not_triton(build("llama")) == "Triton is not installed (pip install drafttree[cuda])"
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_support, "find_spec", lambda _: None)
+        assert why_not_triton(build("llama")) == "Triton is not installed (pip install drafttree[cuda])"
+        patch.delenv("TRITON_INTERPRET")
+        assert why_not_triton(build("llama")) == "its kernels do not run on cpu"
 
 
 def test_a_kernel_that_does_not_compile_is_told(monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("PTX is not known to this GPU\nmore")
 
+    wanted = chosen_without_kernels(build("llama"), monkeypatch)
     monkeypatch.setattr(TritonBackend, "run_layers", fail)
     backend = choose_backend(build("llama"))
-    assert isinstance(backend, FusedBackend)
+    assert type(backend) is type(wanted)
+    assert torch.equal(tree_logits_of(backend), tree_logits_of(wanted))
     reason = "no TritonBackend: a kernel does not run (RuntimeError: PTX is not known to this GPU)"
     assert backend.fallback_reason == reason
 
@@ -469,12 +491,35 @@ def test_a_kernel_that_does_not_compile_is_told(monkeypatch):
 def test_layers_that_differ_are_not_trusted(monkeypatch):
     from drafttree.models.triton import triton_layer
 
+    wanted = chosen_without_kernels(build("llama"), monkeypatch)
     monkeypatch.setattr(triton_layer, "activate_linear", lambda x, weight, *_, gated: x.new_zeros(len(x), 48))
     backend = choose_backend(build("llama"))
-    assert isinstance(backend, FusedBackend)
+    assert type(backend) is type(wanted)
+    assert torch.equal(tree_logits_of(backend), tree_logits_of(wanted))
     assert "no TritonBackend: its logits differ by" in str(backend.fallback_reason)
 
 
 def test_exact_text_is_taken_as_it_is():
     backend = choose_backend(build("qwen2", torch.bfloat16), Wants(exact_text=True))
     assert isinstance(backend, TritonBackend)
+
+
+def test_names_tell_what_is_recorded():
+    backend = TritonBackend(build("llama", layers=1))
+    recorded_backend = RecordedBackend(backend, Launches())
+    assert recorded_backend.name == "RecordedBackend of TritonBackend"
+    assert WindowedBackend(recorded_backend, LossyWindow(6, 2)).name == f"WindowedBackend of {recorded_backend.name}"
+    target = TargetModel(build("llama", layers=1), lambda _: recorded_backend)
+    assert repr(target).endswith(", cpu, RecordedBackend of TritonBackend)")
+
+
+def test_inspect_tells_whether_kernels_run(tmp_path, monkeypatch):
+    module = build("llama", layers=1)
+    module.save_pretrained(tmp_path)
+    assert {inspect(source).details["Triton passes"] for source in (module, str(tmp_path))} == {"yes"}
+    assert "Triton passes" in command_line.run("inspect", tmp_path).output
+    monkeypatch.delenv("TRITON_INTERPRET")
+    refusal = "no: its kernels do not run on cpu"
+    assert {inspect(source).details["Triton passes"] for source in (module, str(tmp_path))} == {refusal}
+    monkeypatch.delenv("DRAFTTREE_TRITON")
+    assert not any("Triton passes" in inspect(source).details for source in (module, str(tmp_path)))

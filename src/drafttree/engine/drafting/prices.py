@@ -385,7 +385,7 @@ def _digest(model: Any) -> str:
 
 def _describe(model: Any, depth: int = 0) -> Any:
     if isinstance(model, TargetModel):
-        return [type(model.backend).__name__, _describe(model.module)]
+        return [model.backend.name, _describe(model.module)]
     if isinstance(model, nn.Module):
         config: Any = getattr(model, "config", None)
         return [type(model).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, shapes(model)]

@@ -150,7 +150,7 @@ class EngineCollector(Collector):
         help_ = "Always 1; the labels say what runs the target's passes, and why no faster backend does."
         info = InfoMetricFamily(f"{PREFIX}target_backend", help_, labels=self._names)
         reason = backend.fallback_reason or ""
-        info.add_metric(self._values, {"backend": type(backend).__name__, "fallback_reason": reason})
+        info.add_metric(self._values, {"backend": backend.name, "fallback_reason": reason})
         yield info
 
 

@@ -72,6 +72,7 @@ class DecoderBackend:
         empty: an empty tensor of the model's dtype, on its device.
     """
 
+    name: str
     exact_text = False
     lossy_window = None
     shares_passes = True

@@ -30,6 +30,8 @@ class FusedBackend(DecoderBackend):
         module: a model for which `why_not_fused` returns None, or a draft head that describes itself.
     """
 
+    name = "FusedBackend"
+
     def make_layers(self, architecture: Architecture) -> Sequence[FusedLayer]:
         return [FusedLayer(block, index) for index, block in enumerate(architecture.blocks)]
 

@@ -43,6 +43,7 @@ class ModuleBackend:
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
     """
 
+    name = "ModuleBackend"
     exact_text = False
     lossy_window = None
     packed_nbytes = 0

@@ -93,10 +93,11 @@ class NativeBackend:
         WrongProductError: a packed product is not its layer's.
     """
 
+    name = "NativeBackend"
     exact_text = True
     lossy_window = None
     shares_passes = True
-    fallback_reason = None
+    fallback_reason: str | None = None
 
     def __init__(self, module: Any) -> None:
         self.device = module.device

@@ -26,6 +26,7 @@ from drafttree.models.recorded.masked_inputs import MaskedInputs
 from drafttree.models.recorded.packed_inputs import PackedInputs
 from drafttree.models.segment import Output, Segment, split, split_layers
 from drafttree.models.windows import EVERYTHING
+from drafttree.models.wrapped_backends import wrapped_name
 
 logger = logging.getLogger("drafttree")
 
@@ -287,6 +288,7 @@ class RecordedBackend:
     shares_passes = True
 
     def __init__(self, backend: DecoderBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
+        self.name = wrapped_name(self, backend)
         self.device = backend.device
         self.exact_text = backend.exact_text
         self.fallback_reason = backend.fallback_reason

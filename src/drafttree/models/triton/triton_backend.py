@@ -35,6 +35,7 @@ class TritonBackend(DecoderBackend):
         ValueError: a weight or a norm is not one that the kernels know.
     """
 
+    name = "TritonBackend"
     exact_text = True
 
     def __init__(self, module: Any) -> None:

@@ -20,9 +20,9 @@ from drafttree.models.quantization.block_linear import BlockLinear
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def prefers_triton(device: torch.device) -> bool:
-    """Whether the user asks for the kernels in Triton; on a CPU, for their interpreter too."""
-    return os.environ.get("DRAFTTREE_TRITON") == "1" and (device.type != "cpu" or _is_interpreted())
+def prefers_triton() -> bool:
+    """Whether the user asks for the kernels in Triton."""
+    return os.environ.get("DRAFTTREE_TRITON") == "1"
 
 
 def _is_interpreted() -> bool:
@@ -81,10 +81,10 @@ def why_not_triton(module: Any) -> str | None:
 
 def why_not_kernels(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why the kernels do not run for a dtype on a device, None if they do."""
-    if find_spec("triton") is None:
-        return "Triton is not installed (pip install drafttree[cuda])"
     if device.type != "cuda" and not _is_interpreted():
         return f"its kernels do not run on {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install drafttree[cuda])"
     if dtype not in DTYPES:
         return f"its kernels do not know {str(dtype).removeprefix('torch.')}"
     return None
