@@ -1,5 +1,8 @@
 """Runs Triton's kernels on a CPU, in its interpreter. Import this before any module that defines kernels.
 
+Where torch sees a GPU, as with `-m cuda`, whoever imports this is skipped: kernels of a process are either interpreted
+or compiled.
+
 The interpreter of Triton 3.9 differs from a GPU in three ways, which are mended here:
 
 1. `tl.dot` multiplies the bit patterns of bfloat16.
@@ -12,7 +15,11 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
+if torch.cuda.is_available():
+    pytest.skip("kernels are compiled for the GPU here, not interpreted", allow_module_level=True)
 os.environ["TRITON_INTERPRET"] = "1"
 
 import triton.language as tl
