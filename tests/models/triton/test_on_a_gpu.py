@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 import os
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -141,13 +142,7 @@ def test_products(device, kind):
         residual = randoms(device, most_rows, shape[0], seed=2).to(dtype)
         addition = Addition(norm=RowNorm(randoms(device, shape[0], seed=3), None, 1e-6))
 
-        def results(
-            x: Tensor, residual: Tensor, weight: LinearWeight = weight, addition: Addition = addition
-        ) -> Tensor:
-            added = add_linear(x, weight, residual, addition)
-            gated = activate_linear(x, weight, "silu", gated=True)
-            return torch.cat((linear(x, weight), added.residual, added.normed, gated), 1)
-
+        results = partial(all_products, weight, addition)
         expected = results(x, residual)
         assert gap(expected[:, : shape[0]], x.double() @ exact_weight.t()) < FLOATS[dtype]
         for rows in sizes.rows:
