@@ -28,8 +28,9 @@ from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.native.native_backend import NativeBackend, why_not_packable
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
-from drafttree.models.segment import join
+from drafttree.models.segment import join, undo_pass
 from drafttree.models.triton.triton_support import (
+    KernelError,
     prefers_triton,
     triton_backend_of,
     why_it_does_not_run,
@@ -54,7 +55,7 @@ class HeadBackend:
         backend: what runs the head's layers.
 
     Attributes:
-        backend: as given.
+        backend: as given; fused layers after a kernel did not compile.
     """
 
     def __init__(self, head: EagleHead, backend: NativeBackend | DecoderBackend | RecordedBackend) -> None:
@@ -78,7 +79,14 @@ class HeadBackend:
 
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[DraftLogits, Tensor]:
         head = self._head
-        outputs = self.backend.forward(segments, hidden_layers=(head.output_layer,), states=states)
+        layers = (head.output_layer,)
+        try:
+            outputs = self.backend.forward(segments, hidden_layers=layers, states=states)
+        except KernelError as error:
+            logger.warning("a draft head goes on without the kernels in Triton: %s", error)
+            undo_pass(segments)
+            self.backend = FusedBackend(head)
+            outputs = self.backend.forward(segments, hidden_layers=layers, states=states)
         logits = logits_of(outputs, partial(over_vocabulary, head), self._token_ids)
         return logits, join([output.hidden[0] for output in outputs])
 
@@ -127,7 +135,10 @@ def _trusted_on_triton(head: EagleHead, own_logits: Tensor) -> Any:
     if reason is None:
         try:
             backend = HeadBackend(head, triton_backend_of(head))
-            if _agrees(backend, head, own_logits):
+            agrees = _agrees(backend, head, own_logits)
+            if isinstance(backend.backend, FusedBackend):  # a kernel did not compile, which is logged
+                return None
+            if agrees:
                 return backend
             reason = "its logits differ from the head's own"
         except Exception as error:  # a compiler may raise anything

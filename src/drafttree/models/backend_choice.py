@@ -26,6 +26,7 @@ from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
 from drafttree.models.triton.triton_support import (
+    KernelError,
     prefers_triton,
     triton_backend_of,
     why_it_does_not_run,
@@ -85,8 +86,16 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
     if tensor_parallel_size(module) > 1:
         backend = ShardedBackend(verify(module_logits))
     else:
-        backend = _recorded(_fastest(module_logits, native=window is None), module_logits)
+        backend = _fastest_recorded(module_logits, native=window is None)
     return WindowedBackend(backend, window) if window else backend
+
+
+def _fastest_recorded(module_logits: OwnLogits, native: bool) -> Backend:
+    """The fastest backend, recorded if it can be; arguments and errors are those of `_fastest`."""
+    try:
+        return _recorded(_fastest(module_logits, native), module_logits)
+    except KernelError:  # a kernel did not compile for the sizes of recorded passes, so the module is refused now
+        return _recorded(_fastest(module_logits, native), module_logits)
 
 
 def _recorded(backend: Backend, module_logits: OwnLogits) -> Backend:
@@ -125,7 +134,10 @@ def _exact_text(module_logits: OwnLogits) -> Backend:
         raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
     fastest_backend = _fastest(module_logits)
     if fastest_backend.exact_text:
-        return _recorded(fastest_backend, module_logits)
+        try:
+            return _recorded(fastest_backend, module_logits)
+        except KernelError:
+            fastest_backend = _fastest(module_logits)
     experts = routed_experts(module)
     for min_rows, max_rows in ROWS:
         exact_backend = ExactTextBackend(fastest_backend, min_rows, max_rows, experts)

@@ -151,6 +151,13 @@ def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[
     return [*zip(*(split(layer, sizes) for layer in layers), strict=True)]
 
 
+def undo_pass(segments: Sequence[Segment]) -> None:
+    """Drop the rows that an unfinished pass has counted as drafted, so that it can be run again."""
+    for segment in segments:
+        cache = segment.cache
+        cache.drop_last(cache.drafted - (segment.visible.shape[1] - segment.nodes))
+
+
 def forward_in_groups(
     segments: Sequence[Segment],
     group_of: Callable[[Segment], Hashable],

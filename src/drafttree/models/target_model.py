@@ -19,8 +19,9 @@ from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import input_device, logits_width
 from drafttree.models.quantization.quantized_linear import quantization, quantized_scales
-from drafttree.models.segment import Output, Segment
+from drafttree.models.segment import Output, Segment, undo_pass
 from drafttree.models.tensor_parallel import tensor_parallel_size
+from drafttree.models.triton.triton_support import KernelError
 from drafttree.models.windows import LossyWindow
 
 logger = logging.getLogger("drafttree")
@@ -151,7 +152,17 @@ class TargetModel:
 
     @in_inference_mode
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        """Score tokens; see `drafttree.models.base.Backend.forward`."""
+        """Score tokens; see `drafttree.models.base.Backend.forward`.
+
+        If a kernel does not compile for these sizes, another backend runs this pass and all later ones.
+        """
+        try:
+            return self.backend.forward(segments, hidden_layers=hidden_layers)
+        except KernelError:
+            pass  # outside the handler, since the error's frames hold the weights of the former backend
+        undo_pass(segments)
+        self._selected.replace()
+        self._describe()
         return self.backend.forward(segments, hidden_layers=hidden_layers)
 
     @property

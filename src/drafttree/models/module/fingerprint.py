@@ -198,10 +198,14 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         """
         if hasattr(self, "backend") and self._fingerprint.matches():
             return False
+        self.replace()
+        return True
+
+    def replace(self) -> None:
+        """Select a backend again; errors are those of `refresh`."""
         for name in ("backend", "_fingerprint"):  # both hold weights, which are freed before new ones are made
             vars(self).pop(name, None)
         self._make()
-        return True
 
     def accept(self) -> None:
         """Take a new fingerprint after a pass of the module itself, to which transformers may have added hooks."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +19,22 @@ from drafttree.models.fused.fused_backend import why_not_fused
 from drafttree.models.quantization.block_linear import BlockLinear
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_failures = WeakKeyDictionary[Any, str]()
+"""Modules with a kernel that did not compile, each with the reason."""
+
+
+class KernelError(Exception):
+    """A kernel did not compile for the sizes of a pass. From then on `why_not_triton` refuses the module.
+
+    Kernels are compiled when a pass first needs them, so this may happen long after the trial of a backend. Rows that
+    the pass has counted as drafted are to be dropped (`undo_pass`), and the pass is run on another backend.
+    """
+
+
+def fail(module: Any, error: Exception) -> KernelError:
+    """Refuse a module from now on, and make the error to raise."""
+    reason = _failures[module] = why_it_does_not_run(error)
+    return KernelError(reason)
 
 
 def prefers_triton() -> bool:
@@ -52,7 +69,10 @@ def why_it_does_not_run(error: Exception) -> str:
     """
     if isinstance(error, torch.OutOfMemoryError):
         raise error
-    first_line = str(error).strip().partition("\n")[0]
+    if isinstance(error, KernelError):
+        return str(error)
+    message = getattr(error, "error_message", None) or str(error)  # the whole begins with the kernel's source
+    first_line = str(message).strip().partition("\n")[0]
     if isinstance(error, AttributeError):
         return f"a layer is not as those of its family ({first_line})"
     return f"a kernel does not run ({type(error).__name__}: {first_line})"
@@ -64,7 +84,7 @@ def why_not_triton(module: Any) -> str | None:
     Args:
         module: a model of transformers.
     """
-    if reason := why_not_kernels(module.dtype, module.device):
+    if reason := _failures.get(module) or why_not_kernels(module.dtype, module.device):
         return reason
     if reason := why_not_fused(module):
         return reason
