@@ -69,9 +69,9 @@ def begun(target: Path, texts: Path, out: Path, *options: str):
     chosen = recipe.eagle3_parser().parse_args([*places, *SIZES, *MLP["eagle3"], *options])
     run = recipe.begin(chosen, settings.Settings("eagle3", chosen), recipe.Eagle3Objective, None)
     generator = torch.Generator().manual_seed(2)
-    for parameter in run.heads.parameters():
-        if parameter.requires_grad:
-            parameter.data.normal_(0, 0.2, generator=generator)
+    for name, parameter in run.heads.named_parameters():
+        if parameter.requires_grad:  # attention that is sharp enough for positions to matter
+            parameter.data.normal_(0, 0.8 if "q_proj" in name or "k_proj" in name else 0.2, generator=generator)
     return run
 
 
@@ -178,6 +178,18 @@ def test_every_level_learns_what_it_says_when_it_drafts(chat_target, texts, tmp_
                     nats[level] -= (probs * said_logits[0, 0, ids].log_softmax(-1)).sum()
     assert torch.equal(losses.rows, counts)
     torch.testing.assert_close(losses.nats, nats, atol=1e-2, rtol=2e-3)
+
+
+def test_levels_that_keep_some_rows_say_there_what_they_say_with_all(chat_target, texts, tmp_path, monkeypatch):
+    run = begun(chat_target, texts, tmp_path)
+    pack = run._packs()[0]
+    some = pack.levels(3, np.random.default_rng(0))
+    monkeypatch.setattr(importlib.import_module("written"), "KEPT_SHARE", 1.0)
+    every = pack.levels(3, np.random.default_rng(0))
+    assert 0.4 * len(some[0]) < len(some[1]) < 0.6 * len(every[1]) + 1
+    said = [run.objective.pack_outputs(pack, rows) for rows in (some, every)]
+    for kept, rows, few, whole in zip(some, every, *said, strict=True):
+        torch.testing.assert_close(few, whole[np.searchsorted(rows, kept)], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("reply", [0, 1, 2, 3])
