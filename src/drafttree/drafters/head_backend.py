@@ -29,11 +29,10 @@ from drafttree.models.native.native_backend import NativeBackend, why_not_packab
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.segment import join, undo_pass
+from drafttree.models.triton.kernel_failures import KernelError, why_it_does_not_run
 from drafttree.models.triton.triton_support import (
-    KernelError,
     prefers_triton,
     triton_backend_of,
-    why_it_does_not_run,
     why_not_kernels,
 )
 from drafttree.models.windows import EVERYTHING

@@ -9,12 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.drafters.target_parts import final_logits, projection, scaled_logits, zero_hidden
-from drafttree.models.triton.triton_support import (
-    prefers_triton,
-    triton_heads_of,
-    why_it_does_not_run,
-    why_not_kernels,
-)
+from drafttree.models.triton.kernel_failures import KernelError, why_it_does_not_run
+from drafttree.models.triton.triton_support import prefers_triton, triton_heads_of, why_not_kernels
 
 HeadLogits = Callable[[Tensor], Tensor]
 """Maps contexts `[texts, hidden]` to logits `[texts, heads, vocab]`."""
@@ -45,7 +41,7 @@ def choose_head_logits(heads: Any, target: PreTrainedModel) -> HeadLogits:
         try:
             triton_logits = _on_triton(heads, target)
             if _agrees(triton_logits, own_logits, zeros):
-                return triton_logits
+                return CompiledHeads(triton_logits, own_logits)
             reason = "their logits differ from the heads' own"
         except Exception as error:  # a compiler may raise anything
             reason = why_it_does_not_run(error)
@@ -53,11 +49,32 @@ def choose_head_logits(heads: Any, target: PreTrainedModel) -> HeadLogits:
     return own_logits
 
 
+class CompiledHeads:
+    """The heads on kernels in Triton until one does not compile for a number of rows.
+
+    Args:
+        triton_logits: the heads on kernels in Triton.
+        own_logits: the heads as they are, used from then on.
+    """
+
+    def __init__(self, triton_logits: HeadLogits, own_logits: HeadLogits) -> None:
+        self._logits = triton_logits
+        self._own_logits = own_logits
+
+    def __call__(self, contexts: Tensor) -> Tensor:
+        try:
+            return self._logits(contexts)
+        except KernelError as error:
+            logger.warning("Medusa's heads go on without the kernels in Triton: %s", error)
+        self._logits = self._own_logits
+        return self._logits(contexts)
+
+
 def _on_triton(heads: Any, target: PreTrainedModel) -> HeadLogits:
     blocks = [[block.linear for block in head[: heads.layers]] for head in heads]
     if not heads.shares_output:
-        return triton_heads_of(blocks, [head[-1] for head in heads])
-    head_outputs = triton_heads_of(blocks, [projection(target)])
+        return triton_heads_of(heads, blocks, [head[-1] for head in heads])
+    head_outputs = triton_heads_of(heads, blocks, [projection(target)])
     return lambda contexts: scaled_logits(target, head_outputs(contexts))
 
 

@@ -25,11 +25,10 @@ from drafttree.models.quantization.quantized_linear import unrounded_activations
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
+from drafttree.models.triton.kernel_failures import KernelError, why_it_does_not_run
 from drafttree.models.triton.triton_support import (
-    KernelError,
     prefers_triton,
     triton_backend_of,
-    why_it_does_not_run,
     why_not_triton,
 )
 from drafttree.models.validation import OwnLogits, Reference, largest_gap, told_of_training, verify

@@ -21,7 +21,7 @@ from drafttree.models.module.module_checks import input_device, logits_width
 from drafttree.models.quantization.quantized_linear import quantization, quantized_scales
 from drafttree.models.segment import Output, Segment, undo_pass
 from drafttree.models.tensor_parallel import tensor_parallel_size
-from drafttree.models.triton.triton_support import KernelError
+from drafttree.models.triton.kernel_failures import KernelError
 from drafttree.models.windows import LossyWindow
 
 logger = logging.getLogger("drafttree")

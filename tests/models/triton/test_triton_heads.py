@@ -7,16 +7,18 @@ pytest.importorskip("triton")
 import helpers.triton_interpreter  # noqa: F401, I001
 
 import re
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
+from triton.runtime.errors import OutOfResources
 
-from drafttree.drafters.head_logits import choose_head_logits
+from drafttree.drafters.head_logits import CompiledHeads, choose_head_logits
 from drafttree.drafters.heads import MedusaHeads
 from drafttree.models.quantization.quantize import quantize_head
-from drafttree.models.triton import triton_heads
+from drafttree.models.triton import products, triton_heads
 from testing import tiny
 
 ROWS, HEADS, BLOCKS = 19, 3, 2
@@ -71,7 +73,7 @@ def test_logits_are_those_of_the_formula(dtype: torch.dtype, shares_output: bool
 def test_a_text_has_the_same_bits_whoever_drafts_beside_it(dtype: torch.dtype, shares_output: bool):
     heads, target = build(dtype, shares_output=shares_output)
     head_logits = choose_head_logits(heads, target)
-    assert isinstance(head_logits, triton_heads.TritonHeads) != shares_output  # then the target's scaling follows
+    assert isinstance(head_logits, CompiledHeads)
     contexts = contexts_of(target)
     together = head_logits(contexts)
     for rows in ([0], [4, 3], [*range(17)], [*reversed(range(ROWS))]):
@@ -102,3 +104,22 @@ def test_what_the_kernels_cannot_run_is_told_and_runs_without_them(monkeypatch, 
     (record,) = caplog.records
     assert record.getMessage().startswith("Medusa's heads run without the kernels in Triton: ")
     assert re.search(reason, record.getMessage())
+
+
+def test_heads_go_on_without_a_kernel_that_does_not_compile_for_more_rows(monkeypatch, caplog):
+    heads, target = build(torch.float32, shares_output=False)
+    head_logits = choose_head_logits(heads, target)
+    launch = products._launch_product
+
+    def launch_or_fail(x: Tensor, *arguments: Any, **options: Any) -> None:
+        if len(x) > 16:
+            raise OutOfResources(2, 1, "shared memory")
+        launch(x, *arguments, **options)
+
+    monkeypatch.setattr(products, "_launch_product", launch_or_fail)
+    contexts = contexts_of(target)
+    for rows in (contexts[:3], contexts, contexts[:3]):
+        torch.testing.assert_close(head_logits(rows), heads(rows))
+    (record,) = caplog.records
+    reason = "a kernel does not run (OutOfResources: out of resource: shared memory"
+    assert record.getMessage().startswith(f"Medusa's heads go on without the kernels in Triton: {reason}")

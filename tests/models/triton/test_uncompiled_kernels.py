@@ -29,7 +29,8 @@ from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.triton import products
 from drafttree.models.triton.triton_backend import TritonBackend
-from drafttree.models.triton.triton_support import fail, why_not_triton
+from drafttree.models.triton.kernel_failures import fail
+from drafttree.models.triton.triton_support import why_not_triton
 from helpers import checkpoints
 from helpers.triton_launches import Launches
 from testing import tiny

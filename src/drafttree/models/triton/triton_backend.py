@@ -5,13 +5,10 @@ that the row alone decides. So a text equals that of plain decoding however it i
 `drafttree.models.backend_choice.choose_backend` compares it with the module before it prefers it.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
 
 from drafttree.models.cache.buffer_pool import PooledCache, RangePool, allocation_of
 from drafttree.models.families import Architecture
@@ -19,12 +16,9 @@ from drafttree.models.fused.decoder_backend import DecoderBackend
 from drafttree.models.fused.fused_layer import NormCall
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.segment import Segment
+from drafttree.models.triton.launching import launching
 from drafttree.models.triton.tree_inputs import TreeInputs
 from drafttree.models.triton.triton_layer import TritonLayer, TritonLayerInputs, TritonProduct, row_norm
-from drafttree.models.triton.triton_support import fail
-
-COMPILER_ERROR = "PassManager::run failed"
-"""What the compiler says in a RuntimeError, where its other errors have classes of their own."""
 
 
 class TritonBackend(DecoderBackend):
@@ -86,20 +80,9 @@ class TritonBackend(DecoderBackend):
     def run_layers(
         self, inputs: PassInputs, hidden_layers: tuple[int, ...], long_rope: bool = False
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        with self._launching():
+        with launching(self._module, self.empty):
             return super().run_layers(inputs, hidden_layers, long_rope)
 
     def logits(self, x: Tensor) -> Tensor:
-        with self._launching():
+        with launching(self._module, self.empty):
             return super().logits(x)
-
-    @contextmanager
-    def _launching(self) -> Iterator[None]:
-        """Context manager: kernels run on the module's device; one that does not compile is a `KernelError`."""
-        try:
-            with torch.cuda.device_of(self.empty):  # kernels run on the current device
-                yield
-        except (TritonError, RuntimeError) as error:
-            if isinstance(error, TritonError) or COMPILER_ERROR in str(error):
-                raise fail(self._module, error) from error
-            raise
