@@ -37,7 +37,8 @@ DTYPES = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2e-6}
 """The dtypes, each with the largest relative gap to float64 of a product that is rounded once."""
 SHAPES = {"one split": (70, 130), "splits": (70, 1030)}
 """Outputs and inputs of weights, none a multiple of a block."""
-INT8 = "int8"
+INT8 = {f"int8 {name}": getattr(torch, name) for name in ("bfloat16", "float32")}
+"""Weights of int8, each with the dtype of its rows."""
 
 
 class Case(NamedTuple):
@@ -90,9 +91,9 @@ def norm(width: int, module: type[nn.Module], dtype: torch.dtype) -> nn.Module:
     return made
 
 
-def calls(case: Case) -> dict[str, object]:
-    """Functions of rows and their residual, each a kind of product, by name."""
-    weight = case.weight
+def calls(weight: LinearWeight) -> dict[str, object]:
+    """Functions of rows and their residual, each a kind of product, by name; their norms are always the same."""
+    torch.manual_seed(1)
     width = weight.outputs
     early = RowNorm(torch.rand(width), None, 1e-6, rounds_early=True)
     centred = RowNorm(torch.rand(width), torch.rand(width), 1e-5, is_centred=True)
@@ -126,11 +127,11 @@ def test_products_are_near_to_float64(dtype, shape, int8):
 @pytest.mark.few(16)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [*DTYPES, INT8])
+@pytest.mark.parametrize("dtype", [*DTYPES, *INT8])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_in_any_company(dtype, shape, name):
-    case = Case.random(70, shape, torch.bfloat16 if dtype == INT8 else dtype, dtype == INT8)
-    call = calls(case)[name]
+    case = Case.random(70, shape, INT8.get(dtype, dtype), dtype in INT8)
+    call = calls(case.weight)[name]
     expected = call(case.x, case.residual)
     for rows in (1, 17, 40):  # one tile of each width
         chosen = torch.randperm(70)[:rows]
@@ -231,6 +232,37 @@ def test_a_bias_of_int8_is_added_to_the_rounded_product():
     case = Case.random(4, "splits", torch.bfloat16, int8=True)
     y = (case.exact() - case.layer.bias.double()).bfloat16() + case.layer.bias
     assert (linear(case.x, case.weight) == y).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_what_lies_beside_int8_weights_is_not_read(dtype, shape):
+    """NaN lies around the rows, scales and biases, and in all memory that is given."""
+    case = Case.random(19, shape, dtype, int8=True)
+    weight = case.weight
+    assert weight.bias is not None
+    assert weight.scale is not None
+    outputs, inputs = SHAPES[shape]
+
+    def amid_nan(tensor: Tensor) -> Tensor:
+        wide = tensor.new_full((*tensor.shape[:-1], tensor.shape[-1] + 80), torch.nan)
+        wide[..., 13:-67] = tensor
+        return wide[..., 13:-67]
+
+    values = torch.full((outputs + 2, inputs), 127, dtype=torch.int8)
+    values[1:-1] = weight.values
+    beside = LinearWeight(values[1:-1], amid_nan(weight.bias), amid_nan(weight.scale))
+    addition = Addition(norm=RowNorm(None, None, 1e-6))
+    x = amid_nan(case.x)
+    out = torch.full((19, outputs), torch.nan, dtype=dtype)
+    workspace = torch.full((workspace_elements(weight, 19, dtype, addition),), torch.nan)
+    assert torch.equal(linear(x, beside, out=out, workspace=workspace), linear(case.x, weight))
+    for call, wanted in zip(calls(beside).values(), calls(weight).values(), strict=True):
+        assert torch.equal(call(x, amid_nan(case.residual)), wanted(case.x, case.residual))
+    added = add_linear(x, beside, case.residual, addition, workspace=workspace.fill_(torch.nan))
+    for found, wanted in zip(added, add_linear(case.x, weight, case.residual, addition), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @torch.inference_mode()

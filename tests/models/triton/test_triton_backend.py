@@ -31,6 +31,7 @@ from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.models.base import Backend, append
 from drafttree.models.cache import kv_cache
 from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.quantization.quantize import quantize_int8
 from drafttree.models.recorded import packed_inputs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.segment import BEFORE_NORM
@@ -76,6 +77,32 @@ def test_every_family_is_trusted(name, dtype):
     backend = choose_backend(build(name, dtype))
     assert isinstance(backend, TritonBackend), backend.fallback_reason
     assert backend.exact_text
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "llama_biased", "llama_tied", "gemma4_shared_keys"])
+@every_dtype
+def test_weights_of_eight_bits_are_trusted(name, dtype):
+    """The kernels read the integers; the module multiplies by the same weights as floats."""
+    module = build(name, dtype, layers=2)
+    quantize_int8(module, head=True)
+    backend = choose_backend(module)
+    assert isinstance(backend, TritonBackend), backend.fallback_reason
+    assert any(parameter.dtype == torch.int8 for parameter in module.parameters())
+
+
+def test_texts_of_weights_of_eight_bits(tmp_path):
+    """A model that is loaded with `quantize="int8"` runs on the kernels, drafted and plain texts alike."""
+    build("llama", torch.bfloat16, layers=1).save_pretrained(tmp_path)
+    options: Any = {"quantize": "int8", "device": "cpu", "tokenizer": words("a", "b")}
+    prompts = [[5, 17, 5, 17, 5], [3, 88, 41, 7]]
+    plain = drafttree.load(tmp_path, drafter="none", **options)
+    drafted = drafttree.load(tmp_path, drafter="lookup", **options)
+    for decoder in (plain, drafted):
+        assert decoder.target.runs_on == "TritonBackend"
+        assert decoder.target.precision == "bfloat16 with int8 weights"
+    alone = [plain.generate(prompt, max_new_tokens=8).tokens for prompt in prompts]
+    assert [text.tokens for text in drafted.generate(prompts, max_new_tokens=8)] == alone
 
 
 @pytest.mark.few(2)
