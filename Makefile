@@ -48,20 +48,20 @@ test-extras: dist
 test-clients: .venv/.clients build/agents/.installed
 	$(BIN)/python -m pytest -m slow tests/interfaces/server/clients
 
-# The tests that need a CUDA device, then plain and speculative decoding at the cost of large targets. Eight minutes at
-# most each: what was run is kept in build/gpu, and the next make gpu goes on from there.
+# What is to be tried on a GPU, in ten minutes at most: the tests that need one, kernels, texts, and speculative decoding
+# at the cost of 8 B parameters, with the kernels in Triton and without. Each part has a file in build/gpu, and the next
+# make gpu goes on with what is not done; make gpu PARTS="kernels" runs some of it.
 gpu: .venv/.developing
-	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
-		then $(MAKE) --no-print-directory gpu-tests gpu-pythia-2.8b gpu-llama-8b; \
-		else echo "make gpu: torch sees no CUDA device (make PYTHON=... lends a torch that does); nothing was run"; fi
+	$(BIN)/python .ci/gpu.py $(PARTS)
 
 gpu-tests: .venv/.developing
 	$(BIN)/python -m pytest -m cuda
 
+# Plain and speculative decoding at the cost of a larger target (gpu-pythia-2.8b, gpu-llama-8b), eight minutes at most.
 gpu-%: .venv/.developing
 	timeout --foreground --signal=INT 480 $(BIN)/drafttree bench methods --inflate $* --device cuda \
 		--drafter mixed:embedded-eagle3 --policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60" \
-		--limit 4 --repeats 2 --passes 1,2,4,8,16,32,64,128 --out build/gpu/$* || test $$? -eq 124
+		--limit 4 --repeats 2 --passes 1,2,4,8,16,32,64,128 --out build/gpu/inflated-$* || test $$? -eq 124
 
 # Table 1 of TALON and of both versions of DynaTree on CUDA: the embedded target, then one at the cost of 8 B parameters.
 # Four minutes at most each: what was run is kept in build/gpu-replay, and the next make gpu-replay goes on from there.
