@@ -14,7 +14,7 @@ BUILD_TOOLS := hatchling editables scikit-build-core nanobind
 PYTEST := $(BIN)/python -m pytest
 WORKERS := --numprocesses logical --maxprocesses 8
 
-.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real real-models \
+.PHONY: demo test test-newest test-lowest test-slow test-extras test-triton triton-law test-clients gpu gpu-tests gpu-replay real real-models \
 	figures lengths fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
@@ -41,6 +41,17 @@ test-slow: .venv/.developing .venv/.native
 # Each extra alone in a new environment, and its main command there. EXTRAS="serve grammar" tries some of them.
 test-extras: dist
 	$(BIN)/python .ci/extras.py $(EXTRAS)
+
+# The kernels in Triton, in its interpreter, slow tests included; then the table of their law.
+test-triton: .venv/.developing build/triton/.installed
+	PYTHONPATH=build/triton $(PYTEST) -m "slow or not slow" $(WORKERS) tests/models/triton
+	$(MAKE) --no-print-directory triton-law
+
+# How near each family is to float64, and whether a text has the same bits in random company: one row for each kind of
+# weights. make triton-law FAMILIES="llama olmo2" measures these alone.
+triton-law: PASSES := 4
+triton-law: .venv/.developing build/triton/.installed
+	PYTHONPATH=build/triton:tests:. $(BIN)/python -m helpers.triton_law --passes $(PASSES) $(FAMILIES)
 
 # The clients that people use against a server. instructor asks for a rich and a jiter older than ours and openai's; it
 # works with these, but nothing can be installed beside it that says so. Coding agents take more than a GB, in
@@ -226,6 +237,13 @@ build/agents/.installed: $(wildcard tests/interfaces/server/clients/agents/*.jso
 	cp $^ build/agents
 	if command -v npm >/dev/null; then npm install --prefix build/agents --no-audit --no-fund && touch $@; \
 		else echo "no npm here: coding agents are not installed, and their tests are skipped"; fi
+
+# torch's CPU build brings no Triton; its interpreter is mended for this version (tests/helpers/triton_interpreter.py).
+build/triton/.installed: .venv/.developing
+	@mkdir -p build/triton
+	@if $(BIN)/python -c "import triton" 2>/dev/null; then echo "torch brings Triton"; \
+		else $(INSTALL) --no-deps --upgrade --target build/triton triton==3.9.0; fi
+	touch $@
 
 .venv/.fleet: .venv/.developing
 	$(INSTALL) --no-build-isolation --editable '.[dynamo]'
