@@ -25,9 +25,14 @@ from written import Pack, begin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    command("medusa", medusa_parser().parse_args(arguments), MedusaObjective, begin=begin)
+
+
+def medusa_parser() -> argparse.ArgumentParser:
+    """Return the parser of this recipe's options."""
     made = parser(__doc__, writes=True)
     made.set_defaults(decay=0.8, draft_vocab=None)
-    command("medusa", made.parse_args(arguments), MedusaObjective, begin=begin)
+    return made
 
 
 class MedusaObjective(HeadObjective):
