@@ -155,7 +155,7 @@ def _rows(cells: "Sequence[Cell]", points: "Sequence[Point]") -> Iterator[dict[s
         yield row | _ratios(seconds)
 
 
-def _ratios(seconds: dict[str, list[float]]) -> dict[str, measure.Interval]:
+def _ratios(seconds: dict[str, list[float]]) -> "dict[str, measure.Interval]":
     """The times of other ways over those of our kernels, in each repeat."""
     ours = seconds.get("triton", [])
     ratios: dict[str, measure.Interval] = {}
