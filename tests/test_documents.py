@@ -4,12 +4,10 @@ Here commands are parsed and not run. tests/test_code_blocks.py runs README and 
 """
 
 import ast
-import importlib.util
 import re
 import shlex
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -17,6 +15,7 @@ import typer
 import drafttree
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli.command_line import USAGE_ERROR
+from helpers.programs import program
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,16 +23,6 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")]
 LINKING = [*PAGES, DOCS / "log.md", *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))]
 HERE = r"https://(?:github.com/drafttree/drafttree/blob|raw.githubusercontent.com/drafttree/drafttree)/main/"
-
-
-def program(path: Path) -> Any:
-    """A program of the repository that is no module of a package."""
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_program", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def commands(text: str) -> list[str]:

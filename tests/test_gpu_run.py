@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drafttree.interfaces import cli
-from test_documents import program
+from helpers.programs import program
 
 ROOT = Path(__file__).parents[1]
 
